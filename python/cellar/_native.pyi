@@ -142,7 +142,7 @@ class Model:
         kv_type: str = "f16",
         backend: Backend | None = None,
         gpu_layers: int | None = None,
-        draft_head: bool = False,
+        draft_head: bool | str | PathLike[str] = False,
         mmproj: str | PathLike[str] | None = None,
         lora: str
         | PathLike[str]

@@ -28,6 +28,23 @@ use crate::text::{Text, text_failed};
 use crate::values::{Count, metadata};
 use crate::{failed, not_opened};
 
+/// The head that drafts: that of the file, or the file of one (EAGLE-3).
+#[derive(FromPyObject)]
+enum DraftHead {
+    Use(bool),
+    File(PathBuf),
+}
+
+impl From<DraftHead> for HeadUse {
+    fn from(head: DraftHead) -> Self {
+        match head {
+            DraftHead::Use(false) => Self::Unused,
+            DraftHead::Use(true) => Self::Drafts,
+            DraftHead::File(path) => Self::File(path),
+        }
+    }
+}
+
 /// A model on a backend, with its texts.
 #[pyclass(module = "cellar", frozen)]
 pub(crate) struct Model {
@@ -44,7 +61,7 @@ impl Model {
     /// Opens a GGUF file or a directory with safetensors files.
     #[new]
     #[pyo3(signature = (path, *, n_ctx=None, n_seqs=Count(1), threads=None, kv_type="f16", backend=None,
-        gpu_layers=None, draft_head=false, mmproj=None, lora=None))]
+        gpu_layers=None, draft_head=DraftHead::Use(false), mmproj=None, lora=None))]
     #[allow(clippy::too_many_arguments)] // keywords
     fn new(
         py: Python<'_>,
@@ -55,13 +72,14 @@ impl Model {
         kv_type: &str,
         backend: Option<&str>,
         gpu_layers: Option<Count>,
-        draft_head: bool,
+        draft_head: DraftHead,
         mmproj: Option<PathBuf>,
         lora: Option<Lora>,
     ) -> PyResult<Self> {
         let no_type =
             |_| PyValueError::new_err(format!("kv_type: '{kv_type}' is no type of K and V"));
         let kv_type: KvType = kv_type.parse().map_err(no_type)?;
+        let head = HeadUse::from(draft_head);
         let options = ModelOptions {
             backend: backend_options(backend, gpu_layers, threads)?,
             engine: EngineConfig {
@@ -69,14 +87,10 @@ impl Model {
                 n_seqs: n_seqs.0,
                 kv_types: KvTypes::from(kv_type),
                 // What a head drafts is taken back.
-                n_snapshots: if draft_head { 3 } else { 0 },
+                n_snapshots: if head == HeadUse::Unused { 0 } else { 3 },
                 ..EngineConfig::default()
             },
-            head: if draft_head {
-                HeadUse::Drafts
-            } else {
-                HeadUse::Unused
-            },
+            head,
             mmproj,
             adapters: lora.map(Lora::options).unwrap_or_default(),
             ..ModelOptions::default()

@@ -1,6 +1,7 @@
 //! [`Error`]: why a model cannot be opened or go on. Decides nothing.
 
 use std::io;
+use std::path::PathBuf;
 
 use cellar_engine::EngineError;
 use cellar_engine::serve::ServiceError;
@@ -59,6 +60,12 @@ pub enum Error {
     /// The file's metadata is wrong.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
+    /// A file that was to be a head is a model of its own.
+    #[error("'{}' is no head that drafts, but a model of its own", path.display())]
+    NoHead {
+        /// The file or directory.
+        path: PathBuf,
+    },
     /// A state of no sequence, or of several.
     #[error("the state has {n_seqs} sequences, and one is needed")]
     SequencesOfState {

@@ -7,6 +7,7 @@ use cellar_engine::{DraftModel, EngineConfig};
 use kv_backend::OnProgress;
 use kv_core::{KvType, KvTypes};
 use model_core::adapters::{AdapterOptions, AdapterSpec};
+use model_core::head_file::HeadFile;
 use model_core::model_file::ModelFile;
 
 use crate::architectures::architectures;
@@ -41,7 +42,7 @@ pub struct ModelOptions {
     pub mmproj: Option<PathBuf>,
     /// A smaller model that drafts for it, with [`Speculation::Draft`](cellar_engine::Speculation).
     pub draft_model: Option<DraftModel>,
-    /// The use of the head of its file that drafts, where it has one.
+    /// The use of a head that drafts, of its file or of another.
     pub head: HeadUse,
 }
 
@@ -121,20 +122,32 @@ impl ModelOptions {
             Some(adapters) => file.with_adapters(adapters)?,
             None => file,
         };
-        if self.head == HeadUse::Drafts {
-            file.use_draft_head()?;
+        match &self.head {
+            HeadUse::Unused => {}
+            HeadUse::Drafts => {
+                file.use_draft_head()?;
+            }
+            HeadUse::File(path) => {
+                let registry = architectures();
+                let head = HeadFile::open(path, &registry)?;
+                let head = head.ok_or_else(|| Error::NoHead { path: path.clone() })?;
+                file.use_head_of(&head, &registry)?;
+            }
         }
         Ok(file)
     }
 }
 
-/// The use of the head of a file that drafts. It takes rows of the memory as a layer does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The use of a head that drafts. It takes rows of the memory as a layer does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HeadUse {
     /// It is not.
     #[default]
     Unused,
-    /// It is, for texts with [`Speculation::Head`](cellar_engine::Speculation::Head) or
+    /// That of the model's file is, where it has one, for texts with
+    /// [`Speculation::Head`](cellar_engine::Speculation::Head) or
     /// [`Speculation::Auto`](cellar_engine::Speculation::Auto).
     Drafts,
+    /// That in this file or directory is (EAGLE-3), in the same way.
+    File(PathBuf),
 }

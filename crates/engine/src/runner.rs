@@ -244,7 +244,12 @@ impl<B: Backend> Runner<B> {
                 .output_rows
                 .get(..shape.n_outputs)
                 .unwrap_or_default(),
-            parts: &memory.parts,
+            parts: match &self.head {
+                Some(head) if self.rows_kind == RowsOut::Drafts && !head.parts.is_empty() => {
+                    &head.parts
+                }
+                _ => &memory.parts,
+            },
             batch: &self.batch,
             states: &memory.states,
             cancel,

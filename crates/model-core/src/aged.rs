@@ -12,7 +12,7 @@ use kv_core::layers::LayerMap;
 use kv_graph::{Graph, GraphShape};
 
 use crate::adapters::Adapters;
-use crate::architecture::{Model, ModelError, OutputKind, SourceEncoder};
+use crate::architecture::{HeadReading, Model, ModelError, OutputKind, SourceEncoder};
 
 /// The model over its own layers, or over what [`LayerMap::with_recent`] made of them. Its graphs
 /// are refused where they read rows of any age
@@ -86,6 +86,10 @@ impl Model for RecentRowsModel {
 
     fn draft_head(&self) -> Option<Arc<dyn Model>> {
         self.other(self.model.draft_head())
+    }
+
+    fn head_reading(&self) -> HeadReading<'_> {
+        self.model.head_reading()
     }
 
     fn of_rows(&self) -> Option<Arc<dyn Model>> {

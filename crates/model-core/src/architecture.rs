@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use kv_backend::CustomOps;
 use kv_core::layers::LayerMap;
-use kv_core::{Causality, LayerIdx, TokenId};
+use kv_core::{Causality, LayerIdx, Pos, TokenId};
 use kv_graph::weights::{WeightError, WeightSource};
 use kv_graph::{Graph, GraphShape};
 
 use crate::adapters::Adapters;
-use crate::blocks::PER_LAYER_EMBEDDING;
+use crate::blocks::{DraftHead, PER_LAYER_EMBEDDING};
 use crate::gguf::Metadata;
 use crate::hf::{HfClass, HfClasses};
 
@@ -82,6 +82,23 @@ pub trait Model: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The rows of its layers that a head of a file of its own reads; `None` where no such head can
+    /// draft for it.
+    fn layer_rows(&self) -> Option<LayerRows> {
+        None
+    }
+
+    /// The same model with a head that is a file of its own, in place of that of its file, as of
+    /// [`Model::with_draft_head`]. `None` where it has no [`Model::layer_rows`].
+    fn with_own_head(&self, _head: DraftHead) -> Option<Arc<dyn Model>> {
+        None
+    }
+
+    /// How a [`Model::draft_head`] is read.
+    fn head_reading(&self) -> HeadReading<'_> {
+        HeadReading::default()
+    }
+
     /// The same model for rows that are given in place of tokens, as wide as its embedding rows:
     /// what a model of images or sounds makes. `None` where there is no such model.
     fn of_rows(&self) -> Option<Arc<dyn Model>> {
@@ -120,6 +137,47 @@ pub trait Model: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`ModelError::Graph`] where the model's sizes do not fit together.
     fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError>;
+}
+
+/// The rows of a model's layers, as a head of another file reads them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerRows {
+    /// Number of layers.
+    pub n_layers: usize,
+    /// Width of a row.
+    pub dim: usize,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+    /// Name of the output matrix.
+    pub output_weight: String,
+}
+
+/// How a head that drafts is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeadReading<'a> {
+    /// The token of each of its logits, where these are not all of the model's in order.
+    pub tokens: Option<&'a [TokenId]>,
+    /// The first position that its tokens see: before it, it was trained with none.
+    pub first: Pos,
+}
+
+/// A family of heads that are files of their own, and draft for models of other files.
+pub trait HeadArchitecture: Send + Sync {
+    /// The name that files give it in `general.architecture`.
+    fn name(&self) -> &'static str;
+
+    /// Reads the sizes of a head that drafts for a model with these rows. Its layer has the number
+    /// behind the model's last one; its other tensors have [`OWN_HEAD`](crate::blocks::OWN_HEAD)
+    /// before their names.
+    ///
+    /// # Errors
+    /// [`ModelError`] naming the key or tensor that is missing, wrong, or does not fit the model.
+    fn head(
+        &self,
+        metadata: &Metadata,
+        weights: &dyn WeightSource,
+        of: &LayerRows,
+    ) -> Result<DraftHead, ModelError>;
 }
 
 /// The encoder of a model with one.
@@ -193,6 +251,7 @@ pub trait Architecture: Send + Sync {
 #[derive(Default)]
 pub struct Registry {
     architectures: Vec<Box<dyn Architecture>>,
+    heads: Vec<Box<dyn HeadArchitecture>>,
     hf: HfClasses,
 }
 
@@ -208,6 +267,19 @@ impl Registry {
             .retain(|a| a.name() != architecture.name());
         self.architectures.push(Box::new(architecture));
         self
+    }
+
+    /// Adds a family of heads that are files of their own, replacing one of the same name.
+    pub fn register_head(&mut self, head: impl HeadArchitecture + 'static) -> &mut Self {
+        self.heads.retain(|h| h.name() != head.name());
+        self.heads.push(Box::new(head));
+        self
+    }
+
+    /// The family of heads of this name; `None` where none is registered.
+    pub fn head(&self, name: &str) -> Option<&dyn HeadArchitecture> {
+        let found = self.heads.iter().find(|head| head.name() == name);
+        found.map(|head| &**head)
     }
 
     /// Adds the translation of a class of safetensors models, replacing one of the same name.
@@ -242,6 +314,10 @@ impl Registry {
     /// [`ModelError::UnknownArchitecture`], which lists the known ones.
     pub fn get(&self, name: &str) -> Result<&dyn Architecture, ModelError> {
         let found = self.architectures.iter().find(|a| a.name() == name);
+        if found.is_none() && self.head(name).is_some() {
+            let name = name.to_owned();
+            return Err(ModelError::HeadAlone { name });
+        }
         found
             .map(|a| &**a)
             .ok_or_else(|| ModelError::UnknownArchitecture {
@@ -339,7 +415,7 @@ fn check_layers(
 
 /// Every tensor that the model's graphs name must be there, in its shape; and the graphs must use
 /// every tensor of the layers that they have.
-fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), ModelError> {
+pub(crate) fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), ModelError> {
     let graphs = all_graphs(model)?;
     let all = || graphs.iter().flat_map(Graph::weights);
     for wanted in all() {

@@ -455,6 +455,24 @@ pub enum ModelError {
         /// The names in the registry.
         known: Vec<String>,
     },
+    /// A head that drafts for models of other files.
+    #[error(
+        "it is a head that drafts for another model ('{name}'), not a model of its own: name the \
+         model with -m and the head with --draft-model, without --speculate draft"
+    )]
+    HeadAlone {
+        /// Its architecture.
+        name: String,
+    },
+    /// A model without rows that a head of another file could read.
+    #[error(
+        "a head of another file reads rows of layers, which '{architecture}' does not give, or not \
+         with adapters"
+    )]
+    NoLayerRows {
+        /// The model's architecture.
+        architecture: String,
+    },
     /// A metadata key is missing or of the wrong type.
     #[error(transparent)]
     Metadata(#[from] MetadataError),

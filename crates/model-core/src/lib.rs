@@ -15,6 +15,7 @@ pub mod directory;
 pub mod error;
 pub mod file_start;
 pub mod gguf;
+pub mod head_file;
 pub mod hf;
 pub mod hyperparameters;
 pub mod imatrix;

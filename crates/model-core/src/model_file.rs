@@ -16,6 +16,7 @@ use crate::adapters::{AdaptedModel, AdaptedWeights, Adapters, MergedWeights};
 use crate::architecture::{Model, Registry, with_draft_head};
 use crate::directory::HfDirectory;
 use crate::error::{MetadataError, ModelError, ModelFileError};
+use crate::head_file::{HeadFile, JoinedWeights};
 use crate::gguf::{Array, FromValue, GgufFile, Metadata, Value};
 use crate::hf::{HfConfig, HfWeights, tokenizer_keys};
 use crate::tokenizer::{
@@ -32,6 +33,8 @@ pub struct OpenModel {
     changed: Option<Metadata>,
     /// The weights with those of adapters, or changed by them, where there are any.
     adapted: Option<AdapterUse>,
+    /// The weights with those of a head of another file, where it has one.
+    joined: Option<Arc<JoinedWeights>>,
 }
 
 /// The weights of a file with adapters.
@@ -73,6 +76,7 @@ impl OpenModel {
             source: Source::Directory(directory),
             changed: None,
             adapted: None,
+            joined: None,
         })
     }
 
@@ -102,6 +106,7 @@ impl OpenModel {
             source: Source::Gguf(Arc::new(file)),
             changed: None,
             adapted: None,
+            joined: None,
         })
     }
 
@@ -132,8 +137,27 @@ impl OpenModel {
         Ok(has_head)
     }
 
+    /// Has the model computed with a head of another file, in place of that of its own.
+    ///
+    /// # Errors
+    /// As of [`HeadFile::join`]; the model is as before then.
+    pub fn use_head_of(&mut self, head: &HeadFile, registry: &Registry) -> Result<(), ModelError> {
+        let joined = head.join(&*self.model, self.weights(), registry)?;
+        self.model = joined.model;
+        self.joined = Some(joined.weights);
+        Ok(())
+    }
+
+    /// Bytes of the weights of a head of another file, as they are stored; 0 without one.
+    pub fn head_bytes(&self) -> u64 {
+        self.joined.as_ref().map_or(0, |joined| joined.head_bytes())
+    }
+
     /// The weights, for a backend to load.
     pub fn weights(&self) -> Arc<dyn WeightSource> {
+        if let Some(joined) = &self.joined {
+            return Arc::clone(joined) as Arc<dyn WeightSource>;
+        }
         match &self.adapted {
             Some(AdapterUse::Apart(weights)) => Arc::clone(weights) as Arc<dyn WeightSource>,
             Some(AdapterUse::Merged(weights)) => Arc::clone(weights) as Arc<dyn WeightSource>,
@@ -239,6 +263,14 @@ impl ModelFile {
     /// As [`OpenModel::use_draft_head`].
     pub fn use_draft_head(&mut self) -> Result<bool, ModelError> {
         self.open.use_draft_head()
+    }
+
+    /// As [`OpenModel::use_head_of`].
+    ///
+    /// # Errors
+    /// As [`OpenModel::use_head_of`].
+    pub fn use_head_of(&mut self, head: &HeadFile, registry: &Registry) -> Result<(), ModelError> {
+        self.open.use_head_of(head, registry)
     }
 
     /// Opens a GGUF file (the first part of a split one) by memory map, or a directory.

@@ -169,6 +169,14 @@ const GPT2: LlamaLike = LlamaLike {
     ..PLAIN
 };
 
+/// The layer of a head of EAGLE-3, which is no member: its attention reads two rows.
+pub(crate) const EAGLE3_LAYER: LlamaLike = LlamaLike {
+    name: "eagle3",
+    rope: RopeStyle::Norm,
+    bias: Biases::AsInFile,
+    ..PLAIN
+};
+
 /// All members.
 pub const FAMILY: &[LlamaLike] = &[
     // Also Mistral and Mixtral.

@@ -2,8 +2,8 @@
 //!
 //! A member specifies what cannot be read from its files: how its positions rotate, which biases
 //! and norms its blocks have, which layers see a window. Invariant: no member of the table has code
-//! of its own here; Gemma 3n, which is wired otherwise, is a module. Knows nothing of devices or
-//! memories.
+//! of its own here; Gemma 3n, which is wired otherwise, and heads of EAGLE-3 are modules. Knows
+//! nothing of devices or memories.
 //!
 //! ```
 //! use model_core::architecture::Registry;
@@ -14,6 +14,7 @@
 //! ```
 
 mod attention;
+mod eagle3;
 mod example;
 mod factors;
 mod family;
@@ -41,6 +42,7 @@ pub fn register(registry: &mut Registry) {
         registry.register(*member);
     }
     registry.register(gemma3n::Gemma3nArchitecture);
+    registry.register_head(eagle3::Eagle3);
     for class in hf::classes() {
         registry.register_hf(*class);
     }

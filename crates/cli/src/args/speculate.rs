@@ -5,13 +5,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use cellar::architectures;
 use cellar_engine::{MAX_DRAFT, Speculation};
 use clap::{Args, ValueEnum};
 use kv_graph::weights::WeightSource;
 use model_core::architecture::{Model, ModelError, with_draft_head};
-use model_core::model_file::ModelFile;
+use model_core::head_file::HeadFile;
+use model_core::model_file::{ModelFile, OpenModel};
 use serde::Deserialize;
 
+use crate::by_name::locate;
 use crate::failure::{usage, warn};
 
 /// Speculative decoding.
@@ -19,16 +22,16 @@ use crate::failure::{usage, warn};
 pub(crate) struct SpeculationArgs {
     /// Draft tokens and verify several in one step. The text stays the same (on the cpu backend, to
     /// the byte). lookup drafts from an earlier occurrence of the last tokens in prompt or text;
-    /// draft takes drafts of --draft-model; head those of a head in the file (MTP); auto is lookup
-    /// and head where the file has a head, else off
+    /// draft takes drafts of --draft-model; head those of a head in the file (MTP) or in that of
+    /// --draft-model (EAGLE-3); auto is lookup and head where there is a head, else off
     #[arg(long, value_name = "HOW", value_enum, default_value_t)]
     speculate: SpeculationName,
     /// Most tokens that --speculate drafts at once
     #[arg(long, value_name = "N", default_value_t = 16,
           value_parser = clap::value_parser!(u32).range(1..=MAX_DRAFT as i64))]
     draft_max: u32,
-    /// A smaller model with the same vocabulary, which drafts with --speculate draft: GGUF file,
-    /// directory or name
+    /// A smaller model with the same vocabulary, which drafts with --speculate draft, or a head of
+    /// EAGLE-3 for the model: GGUF file, directory or name
     #[arg(long, visible_alias = "model-draft", value_name = "MODEL")]
     draft_model: Option<PathBuf>,
 }
@@ -85,36 +88,56 @@ impl SpeculationArgs {
     /// The model that drafts, where one is to.
     ///
     /// # Errors
-    /// A usage error where one is named and nothing says that it drafts, or the other way round.
+    /// A usage error where one is named and nothing is to be drafted with it, or the other way
+    /// round.
     pub(crate) fn draft_model(&self) -> anyhow::Result<Option<&Path>> {
         match (self.speculate, self.draft_model.as_deref()) {
             (SpeculationName::Draft, None) => {
                 usage("--speculate draft needs a model that drafts: give --draft-model MODEL")
             }
             (SpeculationName::Draft, model) => Ok(model),
-            (_, None) => Ok(None),
-            (_, Some(model)) => usage(format!(
-                "--draft-model '{}' needs --speculate draft: give both",
-                model.display()
-            )),
+            // It has to be a head.
+            (SpeculationName::Auto | SpeculationName::Head, _) | (_, None) => Ok(None),
+            (_, Some(model)) => unused_draft_model(model),
         }
     }
 
-    /// Has a model computed with the head of its file, where that may draft. Where it cannot, a
-    /// warning says why, unless the head is asked for.
+    /// True if a file that drafts is named.
+    pub(crate) fn names_file(&self) -> bool {
+        self.draft_model.is_some()
+    }
+
+    /// Has a model computed with the head of its file, or that of the file that is named, where
+    /// that may draft. Where it cannot, a warning says why, unless the head is asked for.
     ///
     /// # Errors
-    /// A usage error where the head is asked for and there is none; [`ModelError`] where it is
-    /// incomplete or does not fit the model.
+    /// A usage error where the head is asked for and there is none, or the file that is named is
+    /// none; [`ModelError`] where it is incomplete or does not fit the model.
     pub(crate) fn use_head(&self, file: &mut ModelFile) -> anyhow::Result<()> {
-        if self.takes_head() {
-            let has_head = file.use_draft_head();
-            self.check_head(has_head, file.label())?;
+        if !self.takes_head() {
+            return Ok(());
         }
-        Ok(())
+        match self.head_file()? {
+            None => {
+                let has_head = file.use_draft_head();
+                self.check_head(has_head, file.label())
+            }
+            Some(head) => self.check_joined(file.use_head_of(&head, &architectures()), &head),
+        }
     }
 
-    /// The model with its head in the same way, of which only that is open.
+    /// The same for a model without its tokenizer.
+    ///
+    /// # Errors
+    /// As [`SpeculationArgs::use_head`].
+    pub(crate) fn use_head_of_open(&self, open: &mut OpenModel) -> anyhow::Result<()> {
+        match self.head_file()? {
+            None => Ok(()),
+            Some(head) => self.check_joined(open.use_head_of(&head, &architectures()), &head),
+        }
+    }
+
+    /// The model with the head of its file in the same way, of which only that is open.
     ///
     /// # Errors
     /// As [`SpeculationArgs::use_head`].
@@ -124,7 +147,7 @@ impl SpeculationArgs {
         weights: &dyn WeightSource,
         label: &str,
     ) -> anyhow::Result<Arc<dyn Model>> {
-        if !self.takes_head() {
+        if !self.takes_head() || self.names_file() {
             return Ok(model);
         }
         let (has_head, with) = match with_draft_head(&*model, weights) {
@@ -140,6 +163,17 @@ impl SpeculationArgs {
             self.speculate,
             SpeculationName::Auto | SpeculationName::Head
         )
+    }
+
+    /// The head in the file that is named.
+    fn head_file(&self) -> anyhow::Result<Option<HeadFile>> {
+        let Some(path) = self.draft_model.as_deref().filter(|_| self.takes_head()) else {
+            return Ok(None);
+        };
+        match HeadFile::open(&locate(path)?, &architectures())? {
+            None => unused_draft_model(path),
+            head => Ok(head),
+        }
     }
 
     fn check_head(&self, has_head: Result<bool, ModelError>, label: &str) -> anyhow::Result<()> {
@@ -160,8 +194,31 @@ impl SpeculationArgs {
         }
     }
 
+    /// A head that was named and does not fit is a mistake; one that is incomplete is not used.
+    fn check_joined(&self, used: Result<(), ModelError>, head: &HeadFile) -> anyhow::Result<()> {
+        match (self.speculate, used) {
+            (_, Ok(())) => Ok(()),
+            (SpeculationName::Auto, Err(error @ ModelError::MissingTensor { .. })) => {
+                let label = head.label();
+                warn(&format!("the head {label} is not used: {error}"));
+                Ok(())
+            }
+            (_, Err(error)) => {
+                Err(anyhow::Error::new(error).context(format!("the head {}", head.label())))
+            }
+        }
+    }
+
     /// The most tokens that are drafted at once.
     pub(crate) fn draft_max(&self) -> u32 {
         self.draft_max
     }
+}
+
+/// A file that drafts, where nothing says what for.
+fn unused_draft_model<T>(model: &Path) -> anyhow::Result<T> {
+    usage(format!(
+        "--draft-model '{}' needs --speculate draft: give both",
+        model.display()
+    ))
 }

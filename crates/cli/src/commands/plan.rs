@@ -138,8 +138,8 @@ impl DraftReport {
     }
 }
 
-/// The model as it would be computed, with its adapters and its head, and the file with adapters,
-/// where there are any.
+/// The model as it would be computed, with its adapters and its head, and the file with adapters or
+/// with a head of another file, where there are any.
 fn planned_model(
     args: &PlanArgs,
     source: &ModelSource,
@@ -147,7 +147,12 @@ fn planned_model(
 ) -> anyhow::Result<(Arc<dyn Model>, Option<OpenModel>)> {
     let model = architectures().model(file.metadata(), file.weights());
     let model = model.with_context(|| file.label().to_owned())?;
-    let adapted = source.changed(&args.engine.compute.changes())?;
+    let mut adapted = source.changed(&args.engine.compute.changes())?;
+    if args.speculation.names_file() {
+        let mut open = adapted.map_or_else(|| source.open(), Ok)?;
+        args.speculation.use_head_of_open(&mut open)?;
+        adapted = Some(open);
+    }
     let model = adapted
         .as_ref()
         .map_or(model, |open| Arc::clone(open.model()));
@@ -173,7 +178,9 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     args.speculation.draft_model()?;
     let loaded = machine::own_memory();
     let of_adapters = model.adapters().map_or(0, |adapters| adapters.n_bytes());
+    let of_head = adapted.as_ref().map_or(0, OpenModel::head_bytes);
     let weights = weight_bytes(&file).saturating_add(of_adapters);
+    let weights = weights.saturating_add(of_head);
     let available = machine::available_memory();
     // Those of a directory are computed when they are read.
     let source_weights: Arc<dyn WeightSource> = match (&adapted, file) {

@@ -70,7 +70,8 @@ const TEXT_BATCH: u32 = 2048;
 const N_OF_DIRECTORY: usize = 4;
 
 pub(super) fn run(mut args: ServeArgs) -> anyhow::Result<Exit> {
-    if args.speculation.draft_model()?.is_some() && args.models.is_some() {
+    args.speculation.draft_model()?;
+    if args.speculation.names_file() && args.models.is_some() {
         return usage(
             "--draft-model drafts for models of its vocabulary: name them with -m, without --models",
         );

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use kv_backend::{Backend, CancelFlag};
 use kv_core::batch::{Batch, UBatch, validate_with};
-use kv_core::memory::{Memory, MemoryInputs};
+use kv_core::memory::{Memory, MemoryInputs, PartInputs};
 use kv_core::{Pos, SeqId, TokenId};
 use kv_graph::GraphShape;
 use model_core::architecture::Model;
@@ -26,8 +26,10 @@ use crate::sampler::likeliest;
 pub(crate) struct Head {
     pub(crate) model: Arc<dyn Model>,
     pub(crate) tails: Tails,
-    /// The final rows of the tokens before those of a ubatch.
+    /// The rows that it reads of the tokens before those of a ubatch.
     pub(crate) before: Vec<f32>,
+    /// What its tokens see of the memory, where that is less than what the model's see.
+    pub(crate) parts: Vec<PartInputs>,
 }
 
 /// A text that a head drafts for.
@@ -59,6 +61,24 @@ impl Head {
             tails: Tails::new(model.embedding_dim()),
             model,
             before: Vec::new(),
+            parts: Vec::new(),
+        }
+    }
+
+    /// Takes what the model's tokens see of a ubatch, of which its own see what begins at their
+    /// first position.
+    fn see(&mut self, parts: &[PartInputs]) {
+        let first = self.model.head_reading().first;
+        self.parts.clear();
+        if first == Pos(0) {
+            return;
+        }
+        self.parts.extend_from_slice(parts);
+        let seen = self.parts.iter_mut();
+        let seen = seen.flat_map(|part| [&mut part.visibility, &mut part.first]);
+        let groups = seen.flat_map(|visibility| &mut visibility.groups);
+        for limits in groups.flat_map(|group| &mut group.limits) {
+            limits.first = limits.first.max(first);
         }
     }
 }
@@ -103,6 +123,9 @@ impl<B: Backend> Runner<B> {
             n_tokens: ubatch.n_tokens() as usize,
             n_outputs,
         };
+        if let Some(head) = &mut self.head {
+            head.see(&memory.parts);
+        }
         let rows_kind = std::mem::replace(&mut self.rows_kind, RowsOut::Drafts);
         let result = self.run(shape, ubatch, memory, cancel);
         self.rows_kind = rows_kind;
@@ -111,11 +134,11 @@ impl<B: Backend> Runner<B> {
 
     /// Takes what the head made of the tokens of a ubatch: for each its draft, and its row.
     fn take_drafts(&self, ubatch: &UBatch, jobs: &mut [Job]) {
-        let n_vocab = self.settings.rules.n_vocab as usize;
-        let dim = self.settings.rules.n_embd as usize;
-        let [logits, rows, ..] = self.outputs.values.as_slice() else {
+        let (Some(head), [logits, rows, ..]) = (&self.head, self.outputs.values.as_slice()) else {
             return;
         };
+        let (n_vocab, dim) = (head.model.vocab_size(), head.model.embedding_dim());
+        let known = head.model.head_reading().tokens;
         let rows = rows.chunks_exact(dim.max(1));
         let logits = logits.chunks_exact(n_vocab.max(1));
         for ((&entry, logits), row) in ubatch.entries.iter().zip(logits).zip(rows) {
@@ -124,8 +147,9 @@ impl<B: Backend> Runner<B> {
             };
             match likeliest(logits) {
                 Ok(candidate) => {
-                    job.drafted.push(candidate.token);
-                    job.token = candidate.token;
+                    let named = known.and_then(|known| known.get(candidate.token.0 as usize));
+                    job.token = named.copied().unwrap_or(candidate.token);
+                    job.drafted.push(job.token);
                     job.row.clear();
                     job.row.extend_from_slice(row);
                 }

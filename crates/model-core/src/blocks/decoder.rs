@@ -215,23 +215,18 @@ impl Decoder {
     }
 
     /// The computation for a ubatch of `shape`, which gives logits; where a head drafts, also the
-    /// final rows of all tokens, which it reads.
+    /// rows of all tokens that it reads: the final ones, or fused ones.
     ///
     /// # Errors
     /// [`GraphError`] where the settings do not fit together.
     pub fn graph(&self, shape: GraphShape) -> Result<Graph, GraphError> {
         let mut b = GraphBuilder::new(shape);
-        let all = self.final_rows(&mut b)?;
-        if self.draft_head.is_none() {
-            let logits = self.head(&mut b, all)?;
-            return b.finish(&[logits]);
-        }
-        let wanted = match wanted_rows(&mut b)? {
-            Some(wanted) => b.take_rows("result_rows", all, wanted)?,
-            None => all,
-        };
+        let LastRows { wanted, for_head } = self.final_rows(&mut b)?;
         let logits = self.head(&mut b, wanted)?;
-        b.finish(&[logits, all])
+        match for_head {
+            None => b.finish(&[logits]),
+            Some(for_head) => b.finish(&[logits, for_head]),
+        }
     }
 
     /// The graph of its head for a ubatch of `shape`; `None` where there is none.
@@ -246,21 +241,28 @@ impl Decoder {
     /// [`GraphError`] where the settings do not fit together.
     pub fn rows_graph(&self, shape: GraphShape) -> Result<Graph, GraphError> {
         let mut b = GraphBuilder::new(shape);
-        let rows = self.final_rows(&mut b)?;
-        b.finish(&[rows])
+        let LastRows { wanted, .. } = self.final_rows(&mut b)?;
+        b.finish(&[wanted])
     }
 
-    /// The rows of wanted tokens after the last norm, or of all where a head drafts.
-    fn final_rows(&self, b: &mut GraphBuilder) -> Result<NodeId, GraphError> {
+    /// The rows of wanted tokens after the last norm, and those of all that a head reads.
+    fn final_rows(&self, b: &mut GraphBuilder) -> Result<LastRows, GraphError> {
         let x = self.rows(b)?;
         let first = self.layer_input(b, x)?;
         let mut x = first;
         let own = self.per_layer_inputs;
         let per_layer = own.map(|own| Ok((own, own.build(b, x)?))).transpose()?;
-        let last = self.layers.len().saturating_sub(1);
+        let n_layers = self.layers.len();
+        let fused = self.draft_head.as_ref().and_then(DraftHead::fused);
+        let passes_all = match fused {
+            None => self.draft_head.is_some(),
+            Some(fused) => fused.layers.contains(&n_layers),
+        };
+        let mut before = Vec::with_capacity(n_layers);
         for (number, layer) in self.layers.iter().enumerate() {
+            before.push(x);
             let mut at = self.place_of(number);
-            if number == last && self.draft_head.is_none() {
+            if number + 1 == n_layers && !passes_all {
                 at.output_rows = wanted_rows(b)?;
             }
             let b = &mut b.scope(at.layer);
@@ -276,11 +278,23 @@ impl Decoder {
                 }
             };
         }
+        let fused = fused.map(|fused| {
+            let rows = fused.layers.map(|at| before.get(at).copied().unwrap_or(x));
+            fused.fuse(b, rows)
+        });
+        let fused = fused.transpose()?;
         let weight = match self.last_norm {
             LastNorm::Output => "output_norm",
             LastNorm::Embedding => "token_embd_norm",
         };
-        self.norm.build(b, "result_norm", x, weight)
+        let rows = self.norm.build(b, "result_norm", x, weight)?;
+        let for_head = fused.or(self.draft_head.as_ref().map(|_| rows));
+        let taken = if passes_all { wanted_rows(b)? } else { None };
+        let wanted = match taken {
+            Some(wanted) => b.take_rows("result_rows", rows, wanted)?,
+            None => rows,
+        };
+        Ok(LastRows { wanted, for_head })
     }
 
     /// The place of the layer of this number, of which all rows pass.
@@ -451,6 +465,14 @@ impl Decoder {
             }
         }
     }
+}
+
+/// What comes out of a decoder's layers.
+struct LastRows {
+    /// The rows of wanted tokens after the last norm.
+    wanted: NodeId,
+    /// The rows of all tokens that its head reads, where it has one.
+    for_head: Option<NodeId>,
 }
 
 /// The rows whose outputs are wanted, where not all are.

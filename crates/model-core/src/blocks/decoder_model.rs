@@ -4,13 +4,16 @@
 use std::sync::Arc;
 
 use kv_backend::CustomOps;
-use kv_core::Causality;
+use kv_core::{Causality, Pos};
 use kv_core::layers::LayerMap;
 use kv_graph::{Graph, GraphShape};
 
-use super::{Decoder, DecoderRows, DraftHead};
-use crate::architecture::{MaskPlace, Model, OutputKind};
+use super::{Decoder, DecoderRows, DraftHead, FusedHead};
+use crate::architecture::{HeadReading, LayerRows, MaskPlace, Model, OutputKind};
 use crate::error::ModelError;
+
+/// The first position of a text whose token has one before it.
+const FIRST_WITH_ROW: Pos = Pos(1);
 
 /// A decoder with a name and a trained context length.
 #[derive(Clone, Debug)]
@@ -69,6 +72,12 @@ impl DecoderModel {
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
+
+    /// The head that reads rows of several layers, where this is one.
+    fn fused(&self) -> Option<&FusedHead> {
+        let head = self.decoder.draft_head.as_ref();
+        head.filter(|_| self.head == Head::Draft)?.fused()
+    }
 }
 
 impl Model for DecoderModel {
@@ -81,7 +90,7 @@ impl Model for DecoderModel {
     }
 
     fn vocab_size(&self) -> usize {
-        self.decoder.vocab
+        self.fused().map_or(self.decoder.vocab, |fused| fused.vocab)
     }
 
     fn context_length(&self) -> usize {
@@ -89,7 +98,7 @@ impl Model for DecoderModel {
     }
 
     fn embedding_dim(&self) -> usize {
-        self.decoder.dim
+        self.fused().map_or(self.decoder.dim, |fused| fused.dim)
     }
 
     fn for_context(&self, n_tokens: usize) -> Option<Arc<dyn Model>> {
@@ -144,6 +153,30 @@ impl Model for DecoderModel {
             head: Head::Draft,
             ..self.clone()
         }))
+    }
+
+    fn layer_rows(&self) -> Option<LayerRows> {
+        (self.head == Head::Logits).then(|| LayerRows {
+            n_layers: self.decoder.layers.len(),
+            dim: self.decoder.dim,
+            vocab: self.decoder.vocab,
+            output_weight: self.decoder.output_weight.clone(),
+        })
+    }
+
+    fn with_own_head(&self, head: DraftHead) -> Option<Arc<dyn Model>> {
+        self.layer_rows()?;
+        self.clone().with_head_in_file(Some(head)).with_draft_head()
+    }
+
+    fn head_reading(&self) -> HeadReading<'_> {
+        match self.fused() {
+            None => HeadReading::default(),
+            Some(fused) => HeadReading {
+                tokens: fused.tokens.as_deref(),
+                first: FIRST_WITH_ROW,
+            },
+        }
     }
 
     /// None with per-layer inputs: what they are for a row without a token is not defined here.

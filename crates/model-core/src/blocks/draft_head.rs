@@ -3,14 +3,15 @@
 //!
 //! For a token it reads the token's embedding and the final row of the token before, each normed,
 //! side by side, through one matrix and one layer of the decoder's kind. Its rows have the place of
-//! the final rows again, so it can go on from its own. Invariant: what it stores of a token depends
-//! on that token and those before it alone. Knows no architecture by name.
+//! the final rows again, so it can go on from its own. Or it reads rows of several layers, see
+//! [`FusedHead`]. Invariant: what it stores of a token depends on that token and those before it
+//! alone. Knows no architecture by name.
 
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphBuilder, GraphError, GraphShape, Input};
 
 use super::decoder::{TOKEN_EMBEDDING, wanted_rows};
-use super::{Decoder, DecoderLayer, LayerContext};
+use super::{Decoder, DecoderLayer, FusedHead, LayerContext};
 use crate::error::ModelError;
 use crate::hyperparameters::{Hyperparameters, optional_weight};
 
@@ -25,6 +26,18 @@ pub struct DraftHead {
     pub last_norm: String,
     /// Name of its output matrix.
     pub output_weight: String,
+    /// The rows of the model that it reads.
+    pub input: DraftInput,
+}
+
+/// The rows of a model that its head reads.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum DraftInput {
+    /// Those behind its last norm.
+    #[default]
+    Final,
+    /// Those of several layers, fused.
+    Fused(FusedHead),
 }
 
 impl DraftHead {
@@ -57,13 +70,25 @@ impl DraftHead {
             embedding: matrix(own("embed_tokens")?, TOKEN_EMBEDDING),
             last_norm: own("shared_head_norm")?.unwrap_or_else(|| "output_norm".to_owned()),
             output_weight: matrix(own("shared_head_head")?, output_weight),
+            input: DraftInput::Final,
         }))
+    }
+
+    /// What it is besides, where it reads rows of several layers.
+    pub(super) fn fused(&self) -> Option<&FusedHead> {
+        match &self.input {
+            DraftInput::Final => None,
+            DraftInput::Fused(fused) => Some(fused),
+        }
     }
 
     /// The computation for a ubatch of `shape`, from tokens and, as embeddings, the final rows of
     /// those before them: logits and final rows of the wanted tokens. Where none are wanted it only
     /// stores keys and values.
     pub(super) fn graph(&self, decoder: &Decoder, shape: GraphShape) -> Result<Graph, GraphError> {
+        if let DraftInput::Fused(fused) = &self.input {
+            return fused.graph(self, decoder, shape);
+        }
         let mut b = GraphBuilder::new(shape);
         let (norm, dim) = (decoder.norm, decoder.dim);
         let tokens = b.input(Input::Tokens)?;

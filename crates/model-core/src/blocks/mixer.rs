@@ -65,7 +65,7 @@ impl Mixer {
     }
 
     /// Its attention, where it has one.
-    pub(super) fn attention_mut(&mut self) -> Option<&mut AttentionBlock> {
+    pub fn attention_mut(&mut self) -> Option<&mut AttentionBlock> {
         match self {
             Self::Attention(attention)
             | Self::WithinBatch(attention)

@@ -14,6 +14,7 @@ mod dense_and_experts;
 mod draft_head;
 mod experts;
 mod feed_forward;
+mod fused_head;
 mod indexer;
 mod kda_mixer;
 mod latent_attention;
@@ -48,11 +49,12 @@ pub use decoder::{
 pub use decoder_model::DecoderModel;
 pub use delta_mixer::{DeltaMixerBlock, DeltaRates};
 pub use dense_and_experts::DenseAndExperts;
-pub use draft_head::DraftHead;
+pub use draft_head::{DraftHead, DraftInput};
 pub use experts::{
     ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, SharedExpert, SharedShare,
 };
 pub use feed_forward::{FeedForward, FeedForwardBlock, FeedForwardForm};
+pub use fused_head::{BeforeFusion, FusedHead, HeadResidual, OWN_HEAD};
 pub use indexer::IndexerBlock;
 pub use kda_mixer::KdaMixerBlock;
 pub use latent_attention::LatentAttentionBlock;

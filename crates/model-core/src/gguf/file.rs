@@ -172,14 +172,17 @@ impl GgufFile {
     /// a tensor type that cannot be read.
     pub fn weight(&self, name: &str) -> Result<Weight, WeightError> {
         let (tensor, format) = self.readable(name)?;
+        Weight::new(name, computed_shape(tensor), format, self.bytes_of(tensor)?)
+    }
+
+    fn bytes_of(&self, tensor: &TensorInfo) -> Result<SharedBytes, WeightError> {
         let place = usize::try_from(tensor.data.start).ok();
         let place = place.zip(usize::try_from(tensor.data.end).ok());
         let part = self.parts.get(tensor.part).zip(place);
         let bytes = part.and_then(|(part, (start, end))| part.slice(start..end));
-        let bytes = bytes.ok_or_else(|| WeightError::NotRead {
-            name: name.to_owned(),
-        })?;
-        Weight::new(name, computed_shape(tensor), format, bytes)
+        bytes.ok_or_else(|| WeightError::NotRead {
+            name: tensor.name.clone(),
+        })
     }
 
     /// A tensor whose format can be read.
@@ -315,8 +318,34 @@ impl WeightSource for GgufFile {
         })
     }
 
+    fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, WeightError> {
+        let Some(tensor) = self.tensor(name) else {
+            return Ok(None);
+        };
+        let numbers = integers(&tensor.stored.to_string(), &self.bytes_of(tensor)?);
+        let numbers = numbers.ok_or_else(|| WeightError::UnsupportedFormat {
+            name: name.to_owned(),
+            stored: tensor.stored.to_string(),
+        });
+        numbers.map(Some)
+    }
+
     fn check(&self) -> Result<(), SourceChanged> {
         self.parts.iter().try_for_each(SharedBytes::check)
+    }
+}
+
+/// The numbers in bytes that are stored as `I64` or `I32`; `None` of other types.
+pub(crate) fn integers(stored: &str, bytes: &[u8]) -> Option<Vec<i64>> {
+    let (wide, _) = bytes.as_chunks::<8>();
+    let (narrow, _) = bytes.as_chunks::<4>();
+    match stored {
+        "I64" => Some(wide.iter().map(|n| i64::from_le_bytes(*n)).collect()),
+        "I32" => {
+            let numbers = narrow.iter().map(|n| i32::from_le_bytes(*n));
+            Some(numbers.map(i64::from).collect())
+        }
+        _ => None,
     }
 }
 

@@ -19,6 +19,7 @@ mod tensor;
 mod value;
 mod writer;
 
+pub(crate) use file::integers;
 pub use file::{GgufFile, is_of_convolutions};
 pub use metadata::{FromValue, Metadata, Mismatch};
 pub use split::part_file_name;

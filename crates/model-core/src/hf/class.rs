@@ -75,6 +75,9 @@ pub enum HfHead {
     /// One of its own, or that of the embedding.
     #[default]
     Logits,
+    /// One of its own where the files have it: a head that drafts, which has no embedding to tie it
+    /// to.
+    Own,
     /// None (`LlamaModel` and the like): a model of vectors. Names of tensors may lack their
     /// `model.`.
     None,

@@ -95,6 +95,7 @@ impl<'a> TranslatedConfig<'a> {
         }
         match self.class.head {
             HfHead::Logits => tie(&self.config, &mut weights)?,
+            HfHead::Own => {}
             HfHead::None => weights.forget(OUTPUT),
         }
         unread::check(&self.config)?;

@@ -17,6 +17,7 @@ use super::names::{Numbers, filled, matched};
 use super::packed;
 use super::steps::{Action, Values};
 use super::{HfClass, HfConfig, ModelFileError, TensorStep};
+use crate::gguf::integers;
 
 /// One GGUF tensor and the tensors that it is made of. `{l}` is the layer; where `from` has an
 /// `{e}`, the tensors of all experts are stacked, unless `to` has one, too. Made by [`same`] and
@@ -493,6 +494,24 @@ impl WeightSource for HfWeights {
         match self.sources.get(name) {
             Some(source) => source.format().map(|_| source.info.clone()),
             None => self.require(name).map(|weight| weight.info()),
+        }
+    }
+
+    fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, WeightError> {
+        let Some(source) = self.sources.get(name) else {
+            return Ok(None);
+        };
+        let stored = match &source.stored {
+            Ok(format) => format.to_string(),
+            Err(stored) => stored.clone(),
+        };
+        let part = source.parts.first();
+        match part.and_then(|part| integers(&stored, &part.bytes)) {
+            Some(numbers) => Ok(Some(numbers)),
+            None => Err(WeightError::UnsupportedFormat {
+                name: source.name.clone(),
+                stored,
+            }),
         }
     }
 

@@ -3,6 +3,7 @@
 
 mod deepseek;
 mod diffusion;
+mod eagle3;
 mod gemma3n;
 mod gemma4;
 mod gpt;
@@ -64,6 +65,7 @@ pub(crate) fn classes() -> impl Iterator<Item = &'static HfClass> {
         .chain(diffusion::CLASSES)
         .chain(gemma4::CLASSES)
         .chain(gemma3n::CLASSES)
+        .chain(eagle3::CLASSES)
 }
 
 /// From Llama to gpt-oss.

@@ -1,0 +1,140 @@
+//! Directories of EAGLE-3 heads, as they are published under several names of classes.
+
+use model_core::gguf::Array;
+use model_core::hf::{
+    ClassWhen, DECODER_KEYS, GATED, HfClass, HfConfig, HfHead, Heads, Key, Keys, ModelFileError,
+    RMS_EPS, ROPE_KEYS, SILU, TensorRule, TensorStep, in_stack, same, with,
+};
+
+use super::LLAMA;
+use crate::eagle3::{
+    NORM_BEFORE_FC, NORM_BEFORE_RESIDUAL, TARGET_LAYERS, TARGET_WIDTH, TOKENS_BY_DISTANCE,
+};
+
+/// All classes.
+pub(super) const CLASSES: &[HfClass] = &[
+    EAGLE3,
+    HfClass {
+        name: "Eagle3LlamaForCausalLM",
+        ..EAGLE3
+    },
+    HfClass {
+        name: "Eagle3DraftModel",
+        section: Some("transformer_layer_config"),
+        ..EAGLE3
+    },
+    HfClass {
+        name: "Eagle3Speculator",
+        section: Some("transformer_layer_config"),
+        ..EAGLE3
+    },
+    // Some heads call themselves a Llama.
+    HfClass {
+        name: "LlamaForCausalLM",
+        when: ClassWhen::Counts("draft_vocab_size"),
+        ..EAGLE3
+    },
+];
+
+const EAGLE3: HfClass = HfClass {
+    name: "LlamaForCausalLMEagle3",
+    architecture: "eagle3",
+    keys: &[
+        DECODER_KEYS,
+        RMS_EPS,
+        ROPE_KEYS,
+        &[SILU, Key::With(head_keys)],
+    ],
+    tensors: &[OUTER, NORMS, ATTENTION, FEED_FORWARD, NORMS_0, ATTENTION_0, FEED_FORWARD_0],
+    unused: &["t2d"],
+    head: HfHead::Own,
+    ..LLAMA
+};
+
+const OUTER: &[TensorRule] = &[
+    same("fc.weight", "fc.weight"),
+    same("enc.output_norm.weight", "input_norm.weight"),
+    same("token_embd.weight", "embed_tokens.weight"),
+    same("output_norm.weight", "norm.weight"),
+    same("output.weight", "lm_head.weight"),
+    same("d2t", "d2t"),
+];
+
+const LAYER_NORMS: [TensorRule; 3] = [
+    same("attn_norm.weight", "input_layernorm.weight"),
+    same("attn_norm_2.weight", "hidden_norm.weight"),
+    same("ffn_norm.weight", "post_attention_layernorm.weight"),
+];
+
+const LAYER_ATTENTION: [TensorRule; 8] = [
+    with(
+        "attn_q.weight",
+        "q_proj.weight",
+        &[TensorStep::Pairs(Heads::Query)],
+    ),
+    with(
+        "attn_k.weight",
+        "k_proj.weight",
+        &[TensorStep::Pairs(Heads::KeyValue)],
+    ),
+    same("attn_v.weight", "v_proj.weight"),
+    same("attn_output.weight", "o_proj.weight"),
+    with(
+        "attn_q.bias",
+        "q_proj.bias",
+        &[TensorStep::Pairs(Heads::Query)],
+    ),
+    with(
+        "attn_k.bias",
+        "k_proj.bias",
+        &[TensorStep::Pairs(Heads::KeyValue)],
+    ),
+    same("attn_v.bias", "v_proj.bias"),
+    same("attn_output.bias", "o_proj.bias"),
+];
+
+/// The one layer, by its name in most files, and in those of speculators.
+const NORMS: &[TensorRule] = &in_stack("blk.0.", "midlayer.", LAYER_NORMS);
+const ATTENTION: &[TensorRule] = &in_stack("blk.0.", "midlayer.self_attn.", LAYER_ATTENTION);
+const FEED_FORWARD: &[TensorRule] = &in_stack("blk.0.", "midlayer.mlp.", GATED);
+const NORMS_0: &[TensorRule] = &in_stack("blk.0.", "layers.0.", LAYER_NORMS);
+const ATTENTION_0: &[TensorRule] = &in_stack("blk.0.", "layers.0.self_attn.", LAYER_ATTENTION);
+const FEED_FORWARD_0: &[TensorRule] = &in_stack("blk.0.", "layers.0.mlp.", GATED);
+
+/// What it reads of the model, and how.
+fn head_keys(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let key = "eagle_aux_hidden_state_layer_ids";
+    let named = config.optional_numbers(key)?.unwrap_or_default();
+    let nested = config.value("eagle_config").and_then(|own| own.get(key));
+    let nested = nested.and_then(|list| list.as_array());
+    let nested = nested.filter(|list| !list.is_empty() && named.is_empty());
+    let layers: Option<Vec<u32>> = match nested {
+        // Those whose output is read: one less than those before which it is.
+        Some(list) => {
+            let behind = list.iter().map(|layer| layer.as_u64()?.checked_add(1));
+            behind.map(|layer| u32::try_from(layer?).ok()).collect()
+        }
+        None => named.iter().map(|&layer| whole(layer)).collect(),
+    };
+    match layers {
+        Some(layers) if layers.is_empty() => {}
+        Some(layers) if layers.len() == 3 => keys.set(TARGET_LAYERS, Array::U32(layers)),
+        _ => return Err(config.wrong(key, "a list of three layers")),
+    }
+    if let Some(width) = config.optional_count("target_hidden_size")? {
+        keys.set(TARGET_WIDTH, u32::try_from(width).unwrap_or(u32::MAX));
+    }
+    for flag in [NORM_BEFORE_RESIDUAL, NORM_BEFORE_FC] {
+        if let Some(value) = config.optional_flag(flag)? {
+            keys.set(flag, value);
+        }
+    }
+    keys.set(TOKENS_BY_DISTANCE, true);
+    Ok(())
+}
+
+/// The number of a layer.
+fn whole(number: f64) -> Option<u32> {
+    let layer = number as u32;
+    (f64::from(layer) == number).then_some(layer)
+}
