@@ -77,6 +77,22 @@ struct TensorEntry {
     scale: Number,
 }
 
+/// A tensor of whole numbers at the same distance.
+#[derive(Clone, Debug, Deserialize)]
+struct IntegerEntry {
+    name: String,
+    first: i64,
+    step: i64,
+    n: usize,
+}
+
+impl IntegerEntry {
+    fn bytes(&self) -> Vec<u8> {
+        let numbers = (0i64..).take(self.n).map(|at| self.first + at * self.step);
+        numbers.flat_map(i64::to_le_bytes).collect()
+    }
+}
+
 /// `recipe.json`.
 #[derive(Deserialize)]
 struct RecipeFile {
@@ -86,6 +102,9 @@ struct RecipeFile {
     /// The recipe whose config and tensors it has besides.
     #[serde(default)]
     extends: Option<String>,
+    /// Tensors of whole numbers, which only files have.
+    #[serde(default)]
+    integers: Vec<IntegerEntry>,
     /// Rows that prompts have in place of tokens; not part of the model.
     #[serde(default)]
     inputs: Vec<TensorEntry>,
@@ -169,6 +188,7 @@ pub struct Recipe {
     files: [&'static str; 2],
     config: Map<String, Value>,
     weights: GeneratedWeights,
+    integers: Vec<IntegerEntry>,
     inputs: GeneratedWeights,
 }
 
@@ -226,6 +246,7 @@ impl Recipe {
             files,
             config,
             weights,
+            integers: file.integers,
             inputs: GeneratedWeights::new(file.seed, file.inputs),
         }
     }
@@ -283,6 +304,14 @@ impl Recipe {
         self
     }
 
+    /// The same with another step from number to number of a tensor of whole ones.
+    #[must_use]
+    pub fn with_step(mut self, name: &str, step: i64) -> Self {
+        let mut named = self.integers.iter_mut();
+        named.find(|entry| entry.name == name).unwrap().step = step;
+        self
+    }
+
     fn hf_config(&self) -> HfConfig {
         HfConfig::new("'config.json'", self.config.clone())
     }
@@ -320,7 +349,13 @@ impl Recipe {
             let view = TensorView::new(Dtype::F32, shape, weight.bytes()).unwrap();
             (weight.name(), view)
         });
-        let bytes = safetensors::serialize(views, None).unwrap();
+        let integers = self.integers.iter().map(|entry| (entry, entry.bytes()));
+        let integers: Vec<_> = integers.collect();
+        let of_integers = integers.iter().map(|(entry, bytes)| {
+            let view = TensorView::new(Dtype::I64, vec![entry.n], bytes).unwrap();
+            (&*entry.name, view)
+        });
+        let bytes = safetensors::serialize(views.chain(of_integers), None).unwrap();
         fs::write(to.join(self.files[1]), bytes).unwrap();
     }
 

@@ -7,6 +7,7 @@ mod device_memory;
 mod diffusion;
 mod formats;
 mod gpu;
+mod own_heads;
 mod quantized;
 mod simulator;
 mod tiny2;

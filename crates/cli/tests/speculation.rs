@@ -5,6 +5,7 @@
 use crate::support;
 
 use crate::support::{cellar, failure, json as report, json_lines, output};
+use model_tests::Recipe;
 use serde_json::{Value, json};
 
 /// A prompt that repeats itself, and so does its continuation.
@@ -398,4 +399,94 @@ fn a_head_that_is_not_there_is_missed_where_it_is_asked_for() {
         said.contains("not used") && said.contains(missing),
         "{said}"
     );
+}
+
+/// Directories of a model, and of a head for it.
+struct OwnHead {
+    model: tempfile::TempDir,
+    head: tempfile::TempDir,
+}
+
+impl OwnHead {
+    fn new(change: impl FnOnce(Recipe) -> Recipe) -> Self {
+        let head = tempfile::tempdir().unwrap();
+        let recipe = Recipe::open(&model_tests::fixture("heads/eagle3"));
+        change(recipe).expand(head.path());
+        let model = support::directory("llama_gqa_untied");
+        Self { model, head }
+    }
+
+    fn args(&self) -> [&str; 6] {
+        let [model, head] = [&self.model, &self.head].map(|f| f.path().to_str().unwrap());
+        ["-m", model, "--backend", "cpu", "--draft-model", head]
+    }
+}
+
+#[test]
+fn a_head_of_another_file_leaves_texts_as_they_are() {
+    let own = OwnHead::new(|recipe| recipe);
+    let with = own.args();
+    for sampling in [&["--temp", "0"][..], &["--temp", "0.8", "--seed", "5"]] {
+        let plain = run(&[sampling, &with[..4]].concat());
+        for how in ["auto", "head"] {
+            let drafted = run(&[sampling, &with, &["--speculate", how]].concat());
+            for key in ["text", "tokens", "finish"] {
+                assert_eq!(drafted[key], plain[key], "{key}");
+            }
+            let count = |key: &str| drafted["timings"][key].as_u64().unwrap();
+            assert!(count("drafted") > 0 && count("accepted") <= count("drafted"));
+        }
+    }
+    // Rows and weights of the head are counted.
+    let plan = |args: &[&str]| {
+        let args = [&["plan", "--json", "-c", "256", "--seqs", "1"], args].concat();
+        let plan = report(&args);
+        ["n_bytes", "weights"].map(|key| plan[key].as_u64().unwrap())
+    };
+    let ([rows, weights], [rows_with, weights_with]) = (plan(&with[..4]), plan(&with));
+    // Three layers, and that of the head.
+    assert_eq!(rows_with * 3, rows * 4);
+    assert!(weights_with > weights);
+}
+
+#[test]
+fn heads_of_other_files_that_cannot_draft_are_refused() {
+    let whole = OwnHead::new(|recipe| recipe);
+    let with = whole.args();
+    let run = |args: &[&str], how: &str| {
+        failure(&[&["run", "-p", "a", "-n", "4", "--speculate", how], args].concat())
+    };
+    let (code, line) = run(&with, "draft");
+    let wanted = "a head that drafts for another model ('eagle3')";
+    assert!(code == 1 && line.contains(wanted), "{line}");
+    let (code, line) = run(&with, "lookup");
+    assert!(code == 2 && line.contains("--speculate draft"), "{line}");
+    // The built-in model has other rows and another vocabulary.
+    let (code, line) = run(&with[2..], "auto");
+    assert!(
+        code == 1 && line.contains("512 tokens, but the model has 1024"),
+        "{line}"
+    );
+    let (code, line) = failure(&[&["bench", "-p", "8"], &with[2..]].concat());
+    assert!(code == 2 && line.contains("--clients"), "{line}");
+    let narrow = OwnHead::new(|recipe| {
+        recipe.with_config(|config| {
+            config.insert("target_hidden_size".to_owned(), 96.into());
+        })
+    });
+    let (code, line) = run(&narrow.args(), "auto");
+    let wanted = "96, but rows of the model have 64 values";
+    assert!(code == 1 && line.contains(wanted), "{line}");
+    // A head that is incomplete is missed where it is asked for, and else named.
+    let part = OwnHead::new(|recipe| recipe.without("fc.weight"));
+    let args = part.args();
+    let (code, line) = run(&args, "head");
+    let wanted = "'fc.weight' is missing";
+    assert!(code == 1 && line.contains(wanted), "{line}");
+    let done = cellar()
+        .args([&["run", "-p", "a", "-n", "4"], &args[..]].concat())
+        .assert()
+        .success();
+    let said = String::from_utf8(done.get_output().stderr.clone()).unwrap();
+    assert!(said.contains("not used") && said.contains(wanted), "{said}");
 }

@@ -393,22 +393,6 @@ pub trait WeightSource: Send + Sync {
         self.require(name).map(|weight| weight.info())
     }
 
-    /// The whole numbers of a tensor that holds such in place of weights, like a table of tokens;
-    /// `None` where there is no tensor of this name.
-    ///
-    /// # Errors
-    /// [`WeightError::UnsupportedFormat`] where it holds something else.
-    fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, WeightError> {
-        match self.describe(name) {
-            Err(WeightError::Missing { .. }) => Ok(None),
-            Err(other) => Err(other),
-            Ok(weight) => Err(WeightError::UnsupportedFormat {
-                name: name.to_owned(),
-                stored: weight.format.to_string(),
-            }),
-        }
-    }
-
     /// Checks that all weights are still those that were there when this was opened. It costs a
     /// look at each file, not at each weight, so that an engine can ask after every step.
     ///

@@ -18,6 +18,7 @@ use kv_graph::{Graph, GraphShape};
 use crate::adapters::Adapters;
 use crate::blocks::{DraftHead, PER_LAYER_EMBEDDING};
 use crate::gguf::Metadata;
+use crate::head_file::HeadWeights;
 use crate::hf::{HfClass, HfClasses};
 
 pub use crate::error::ModelError;
@@ -175,7 +176,7 @@ pub trait HeadArchitecture: Send + Sync {
     fn head(
         &self,
         metadata: &Metadata,
-        weights: &dyn WeightSource,
+        weights: &dyn HeadWeights,
         of: &LayerRows,
     ) -> Result<DraftHead, ModelError>;
 }
@@ -415,7 +416,10 @@ fn check_layers(
 
 /// Every tensor that the model's graphs name must be there, in its shape; and the graphs must use
 /// every tensor of the layers that they have.
-pub(crate) fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), ModelError> {
+pub(crate) fn check_tensors(
+    model: &dyn Model,
+    weights: &dyn WeightSource,
+) -> Result<(), ModelError> {
     let graphs = all_graphs(model)?;
     let all = || graphs.iter().flat_map(Graph::weights);
     for wanted in all() {

@@ -19,11 +19,21 @@ use crate::hf::HfTranslation;
 /// The layer of a head in its file.
 const OWN_LAYER: &str = "blk.0.";
 
+/// The tensors of a head's file.
+pub trait HeadWeights: WeightSource {
+    /// The whole numbers of a tensor that holds such in place of weights: a table of tokens. `None`
+    /// where there is no tensor of this name.
+    ///
+    /// # Errors
+    /// [`WeightError::UnsupportedFormat`] where it holds something else.
+    fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, WeightError>;
+}
+
 /// A head that drafts for models of other files.
 pub struct HeadFile {
     label: String,
     metadata: Metadata,
-    weights: Arc<dyn WeightSource>,
+    weights: Arc<dyn HeadWeights>,
 }
 
 /// A model with a head of another file, and the weights of both.
@@ -97,7 +107,7 @@ impl HeadFile {
         let model = model.with_own_head(head).ok_or_else(no_rows)?;
         let weights = JoinedWeights {
             model: weights,
-            head: Arc::clone(&self.weights),
+            head: Arc::<dyn HeadWeights>::clone(&self.weights),
             layer: format!("blk.{}.", rows.n_layers),
         };
         check_tensors(&*model, &weights).map_err(|error| weights.in_head(error))?;
@@ -195,13 +205,6 @@ impl WeightSource for JoinedWeights {
         match self.name_in_head(name) {
             Some(own) => self.head.describe(&own),
             None => self.model.describe(name),
-        }
-    }
-
-    fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, WeightError> {
-        match self.name_in_head(name) {
-            Some(own) => self.head.integers(&own),
-            None => self.model.integers(name),
         }
     }
 

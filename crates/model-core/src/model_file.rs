@@ -16,8 +16,8 @@ use crate::adapters::{AdaptedModel, AdaptedWeights, Adapters, MergedWeights};
 use crate::architecture::{Model, Registry, with_draft_head};
 use crate::directory::HfDirectory;
 use crate::error::{MetadataError, ModelError, ModelFileError};
-use crate::head_file::{HeadFile, JoinedWeights};
 use crate::gguf::{Array, FromValue, GgufFile, Metadata, Value};
+use crate::head_file::{HeadFile, JoinedWeights};
 use crate::hf::{HfConfig, HfWeights, tokenizer_keys};
 use crate::tokenizer::{
     Normalizer, SpecialIds, SpecialSpacing, TokenKind, Tokenizer, TokenizerModel, TokenizerSpec,

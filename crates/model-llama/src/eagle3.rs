@@ -13,6 +13,7 @@ use model_core::blocks::{
     OUTPUT, OWN_HEAD, Residual, TOKEN_EMBEDDING,
 };
 use model_core::gguf::Metadata;
+use model_core::head_file::HeadWeights;
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
 use crate::family::EAGLE3_LAYER;
@@ -42,7 +43,7 @@ impl HeadArchitecture for Eagle3 {
     fn head(
         &self,
         metadata: &Metadata,
-        weights: &dyn WeightSource,
+        weights: &dyn HeadWeights,
         of: &LayerRows,
     ) -> Result<DraftHead, ModelError> {
         let hyper = Hyperparameters::new(metadata, EAGLE3_LAYER.name);
@@ -159,7 +160,7 @@ fn check_vocabulary(
 /// The model's names of the tokens that it knows; `None` where it knows all of them.
 fn tokens(
     hyper: &Hyperparameters<'_>,
-    weights: &dyn WeightSource,
+    weights: &dyn HeadWeights,
     n_vocab: usize,
 ) -> Result<Option<Arc<[TokenId]>>, ModelError> {
     let by_distance = hyper.optional::<bool>(TOKENS_BY_DISTANCE)? == Some(true);

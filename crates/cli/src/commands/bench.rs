@@ -76,7 +76,8 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
         ));
     }
     let by_default = matches!(args.speculation.speculation(), Speculation::Auto { .. });
-    if !by_default && args.speculation.speculation() != Speculation::Off {
+    let is_off = by_default || args.speculation.speculation() == Speculation::Off;
+    if !is_off || args.speculation.names_file() {
         return usage("--speculate is of a service: give --clients, too");
     }
     if args.share_depth && args.seqs == 1 {

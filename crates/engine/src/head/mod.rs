@@ -6,6 +6,8 @@
 //! any other layer's row has changed. Knows no text.
 
 mod tails;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 

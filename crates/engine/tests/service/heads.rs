@@ -1,6 +1,9 @@
 //! Heads that draft change no text: what a model with its head gives is what it gives without,
 //! whatever runs with it.
 
+use std::path::Path;
+use std::sync::Arc;
+
 use cellar_engine::serve::{
     Service, ServiceConfig, Speculated, Speculation, SpeculationOff, TextRequest, TextStream,
 };
@@ -10,11 +13,13 @@ use kv_backend::state::SavedState;
 use kv_core::SeqId;
 use kv_core::memory::{RestoreInto, Seqs};
 use kv_cpu::CpuBackend;
-use model_core::architecture::with_draft_head;
+use kv_graph::weights::WeightSource;
+use model_core::architecture::{Model, with_draft_head};
 use model_tests::Recipe;
+use model_tests::heads::own_head;
 
 use crate::service::models::{
-    Case, Generated, last_counters, of_recipe, preempting, stories, stories_head,
+    Case, Generated, last_counters, of_recipe, preempting, registry, stories, stories_head,
 };
 
 /// Requests of a service.
@@ -36,13 +41,38 @@ fn tiny(name: &str) -> Case {
 /// The same model with its head.
 fn headed(case: &Case) -> Case {
     let model = with_draft_head(&*case.model, &*case.weights).unwrap();
+    with_model(case, model.unwrap(), case.weights.clone())
+}
+
+fn with_model(case: &Case, model: Arc<dyn Model>, weights: Arc<dyn WeightSource>) -> Case {
     Case {
         name: case.name,
-        model: model.unwrap(),
-        weights: case.weights.clone(),
+        model,
+        weights,
         tokenizer: case.tokenizer.clone(),
         kv_types: case.kv_types.clone(),
     }
+}
+
+/// A model of random weights, without and with a head that is a file of its own.
+fn with_own_head(head: &str, folder: &Path) -> [Case; 2] {
+    let case = of_recipe(&Recipe::named("llama_gqa_untied"));
+    let recipe = Recipe::open(&model_tests::fixture("heads").join(head));
+    let own = own_head(&recipe, &folder.join(head), &registry());
+    let joined = own.join(&*case.model, case.weights.clone(), &registry());
+    let joined = joined.unwrap();
+    let with = with_model(&case, joined.model, joined.weights);
+    [case, with]
+}
+
+/// Models without and with a head: trained with it, of full attention, a hybrid, and one whose head
+/// is a file of its own.
+fn all(folder: &Path) -> [[Case; 2]; 4] {
+    let [trained, full, hybrid] = [stories_head(), tiny("glm4_moe"), tiny("qwen3_5")].map(|case| {
+        let with = headed(&case);
+        [case, with]
+    });
+    [trained, full, hybrid, with_own_head("eagle3", folder)]
 }
 
 /// A request of a text that is long enough to be drafted for, greedy or at 0.8.
@@ -86,8 +116,11 @@ fn serve(
 
 /// 16 requests at once, with preemptions forced every 1, 3 and 17 steps, with and without reuse.
 fn check(case: &Case) -> Speculated {
-    let alone = alone(case);
-    let case = headed(case);
+    check_with(case, &headed(case))
+}
+
+fn check_with(without: &Case, case: &Case) -> Speculated {
+    let alone = alone(without);
     let mut sum = Speculated::default();
     for (every, speculation) in [
         (0, HEAD),
@@ -95,7 +128,7 @@ fn check(case: &Case) -> Speculated {
         (3, HEAD),
         (17, Speculation::Auto { n_max: 8 }),
     ] {
-        let (texts, speculated) = serve(&case, &preempting(every), speculation);
+        let (texts, speculated) = serve(case, &preempting(every), speculation);
         assert_eq!(texts, alone, "{}, every {every}", case.name);
         assert!(speculated.n_drafted > 0, "{}, every {every}", case.name);
         sum.n_drafted += speculated.n_drafted;
@@ -121,6 +154,15 @@ fn texts_are_the_same_with_a_hybrid() {
     check(&tiny("qwen3_5_moe"));
 }
 
+#[test]
+fn texts_are_the_same_with_heads_of_other_files() {
+    let folder = tempfile::tempdir().unwrap();
+    for head in ["eagle3", "eagle3_normed"] {
+        let [without, with] = with_own_head(head, folder.path());
+        check_with(&without, &with);
+    }
+}
+
 /// The head was trained with its model: most of its tokens are right.
 #[test]
 fn a_trained_head_is_mostly_right() {
@@ -139,7 +181,8 @@ fn a_trained_head_is_mostly_right() {
 /// One after the other, so that each finds what those before left.
 #[test]
 fn cached_prefixes_are_found_with_and_without_heads() {
-    for case in [stories_head(), tiny("glm4_moe"), tiny("qwen3_5")] {
+    let folder = tempfile::tempdir().unwrap();
+    for [case, with] in all(folder.path()) {
         let ask = |case: &Case, speculation| {
             let config = ServiceConfig::default();
             let service = Service::start(engine(case, 4, 400), &case.tokenizer, &config).unwrap();
@@ -154,15 +197,15 @@ fn cached_prefixes_are_found_with_and_without_heads() {
         };
         let plain = ask(&case, Speculation::Off);
         assert!(plain.iter().any(|(n_reused, _)| *n_reused > 0));
-        assert_eq!(ask(&headed(&case), HEAD), plain, "{}", case.name);
+        assert_eq!(ask(&with, HEAD), plain, "{}", case.name);
     }
 }
 
 /// The text of a prompt that is stopped after some tokens and goes on.
 #[test]
 fn a_text_that_is_cancelled_and_resumed_is_the_same() {
-    for case in [stories_head(), tiny("glm4_moe"), tiny("qwen3_5")] {
-        let with = headed(&case);
+    let folder = tempfile::tempdir().unwrap();
+    for [case, with] in all(folder.path()) {
         for number in [2, 3] {
             let alone = {
                 let asked = request(&case, number, Speculation::Off);
@@ -196,8 +239,8 @@ fn a_text_that_is_cancelled_and_resumed_is_the_same() {
 /// is not that of an engine without.
 #[test]
 fn states_are_of_the_model_with_its_head() {
-    for case in [stories_head(), tiny("glm4_moe"), tiny("qwen3_5")] {
-        let with = headed(&case);
+    let folder = tempfile::tempdir().unwrap();
+    for [case, with] in all(folder.path()) {
         let prompt = case.request(2).prompt;
         let (start, rest) = prompt.split_at(prompt.len() / 2);
         let mut engines = [(); 2].map(|()| engine(&with, 1, 220));

@@ -36,7 +36,7 @@ pub struct Case {
     pub kv_types: KvTypes,
 }
 
-fn registry() -> Registry {
+pub fn registry() -> Registry {
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
     model_mamba::register(&mut registry);

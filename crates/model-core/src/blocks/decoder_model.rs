@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use kv_backend::CustomOps;
-use kv_core::{Causality, Pos};
 use kv_core::layers::LayerMap;
+use kv_core::{Causality, Pos};
 use kv_graph::{Graph, GraphShape};
 
 use super::{Decoder, DecoderRows, DraftHead, FusedHead};

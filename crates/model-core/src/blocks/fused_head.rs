@@ -69,7 +69,9 @@ impl FusedHead {
         let mut all = b.concat("draft_layers", two, high)?;
         let name = |what: &str| format!("{OWN_HEAD}{what}");
         if self.before == BeforeFusion::Normed {
-            all = self.norm.build(b, "draft_layers_norm", all, &name("enc.output_norm"))?;
+            all = self
+                .norm
+                .build(b, "draft_layers_norm", all, &name("enc.output_norm"))?;
         }
         b.linear("draft_fused", all, &name("fc.weight"), self.dim)
     }

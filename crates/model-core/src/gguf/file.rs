@@ -15,6 +15,7 @@ use super::split::{Split, other_parts};
 use super::tensor::{TensorInfo, TensorType};
 use crate::error::{GgufError, ModelFileError};
 use crate::file_start::FileStart;
+use crate::head_file::HeadWeights;
 use crate::map::{MapError, map_file};
 
 /// A GGUF model: metadata, and weights that are read where they lie.
@@ -318,6 +319,12 @@ impl WeightSource for GgufFile {
         })
     }
 
+    fn check(&self) -> Result<(), SourceChanged> {
+        self.parts.iter().try_for_each(SharedBytes::check)
+    }
+}
+
+impl HeadWeights for GgufFile {
     fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, WeightError> {
         let Some(tensor) = self.tensor(name) else {
             return Ok(None);
@@ -328,10 +335,6 @@ impl WeightSource for GgufFile {
             stored: tensor.stored.to_string(),
         });
         numbers.map(Some)
-    }
-
-    fn check(&self) -> Result<(), SourceChanged> {
-        self.parts.iter().try_for_each(SharedBytes::check)
     }
 }
 

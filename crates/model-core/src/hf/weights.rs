@@ -18,6 +18,7 @@ use super::packed;
 use super::steps::{Action, Values};
 use super::{HfClass, HfConfig, ModelFileError, TensorStep};
 use crate::gguf::integers;
+use crate::head_file::HeadWeights;
 
 /// One GGUF tensor and the tensors that it is made of. `{l}` is the layer; where `from` has an
 /// `{e}`, the tensors of all experts are stacked, unless `to` has one, too. Made by [`same`] and
@@ -497,6 +498,12 @@ impl WeightSource for HfWeights {
         }
     }
 
+    fn check(&self) -> Result<(), SourceChanged> {
+        self.maps.iter().try_for_each(SharedBytes::check)
+    }
+}
+
+impl HeadWeights for HfWeights {
     fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, WeightError> {
         let Some(source) = self.sources.get(name) else {
             return Ok(None);
@@ -513,9 +520,5 @@ impl WeightSource for HfWeights {
                 stored,
             }),
         }
-    }
-
-    fn check(&self) -> Result<(), SourceChanged> {
-        self.maps.iter().try_for_each(SharedBytes::check)
     }
 }

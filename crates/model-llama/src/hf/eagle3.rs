@@ -2,7 +2,7 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    ClassWhen, DECODER_KEYS, GATED, HfClass, HfConfig, HfHead, Heads, Key, Keys, ModelFileError,
+    ClassWhen, DECODER_KEYS, GATED, Heads, HfClass, HfConfig, HfHead, Key, Keys, ModelFileError,
     RMS_EPS, ROPE_KEYS, SILU, TensorRule, TensorStep, in_stack, same, with,
 };
 
@@ -45,7 +45,15 @@ const EAGLE3: HfClass = HfClass {
         ROPE_KEYS,
         &[SILU, Key::With(head_keys)],
     ],
-    tensors: &[OUTER, NORMS, ATTENTION, FEED_FORWARD, NORMS_0, ATTENTION_0, FEED_FORWARD_0],
+    tensors: &[
+        OUTER,
+        NORMS,
+        ATTENTION,
+        FEED_FORWARD,
+        NORMS_0,
+        ATTENTION_0,
+        FEED_FORWARD_0,
+    ],
     unused: &["t2d"],
     head: HfHead::Own,
     ..LLAMA
