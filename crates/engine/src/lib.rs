@@ -52,6 +52,7 @@ pub use context::{GroupAttention, LongContext};
 pub use decode::Engine;
 pub use draft_model::DraftModel;
 pub use error::{EngineError, Replaced};
+pub use head::HeadTurn;
 pub use kv_backend::CancelFlag;
 pub use logprobs::{Logprobs, TokenLogprob, TokenLogprobs};
 pub use memory_report::{KindReport, LayerReport, MemoryReport, PartReport, RowsReport};

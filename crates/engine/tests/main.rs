@@ -10,6 +10,7 @@ mod edits;
 mod embed;
 mod faults;
 mod generation;
+mod head_drafts;
 mod hybrid;
 mod images;
 mod interrupted;

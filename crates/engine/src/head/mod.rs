@@ -6,8 +6,6 @@
 //! any other layer's row has changed. Knows no text.
 
 mod tails;
-#[cfg(test)]
-mod tests;
 
 use std::sync::Arc;
 
@@ -34,14 +32,15 @@ pub(crate) struct Head {
     pub(crate) parts: Vec<PartInputs>,
 }
 
-/// A text that a head drafts for.
+/// A text that a head drafts for: [`Engine::draft_with_head`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HeadTurn {
-    pub(crate) seq: SeqId,
+pub struct HeadTurn {
+    /// Its sequence.
+    pub seq: SeqId,
     /// Its last token, which is not computed yet.
-    pub(crate) token: TokenId,
+    pub token: TokenId,
     /// The most tokens that are drafted.
-    pub(crate) n: usize,
+    pub n: usize,
 }
 
 /// A text that is being drafted for.
@@ -169,11 +168,12 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     }
 
     /// Drafts for several texts in common batches: for each the tokens that may follow its last
-    /// one, none where the memory has no room for them or the rows before are not known.
+    /// one, none where the memory has no room for them or the rows before are not known. A session
+    /// does so by itself; this is for loops of one's own.
     ///
     /// # Errors
     /// [`EngineError`] where the head could not be computed; nothing has changed.
-    pub(crate) fn draft_with_head(
+    pub fn draft_with_head(
         &mut self,
         turns: &[HeadTurn],
         cancel: &CancelFlag,

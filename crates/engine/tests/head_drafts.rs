@@ -3,16 +3,13 @@
 
 use std::path::Path;
 
-use kv_backend::CancelFlag;
+use cellar_engine::{CancelFlag, Engine, EngineConfig, HeadTurn};
 use kv_core::batch::Batch;
 use kv_core::{KvType, SeqId, TokenId};
 use kv_cpu::CpuBackend;
 use model_core::architecture::Registry;
 use model_tests::{Recipe, cpu, fixture, heads};
 
-use super::HeadTurn;
-use crate::config::EngineConfig;
-use crate::decode::Engine;
 
 /// A model with a head that is a file of its own.
 fn engine(recipe: &Recipe, folder: &Path) -> Engine<CpuBackend> {
