@@ -24,8 +24,8 @@ const DOWNLOADS: &str = "only 'cellar pull OWNER/NAME:QUANT' downloads, and -m t
 const THREAD_PLACES: &str = "threads run where the system puts them";
 const DRAFTS: &str = "a draft model computes as the model does, on its threads and its backend";
 const SPECULATION: &str = "'--speculate lookup' finds drafts in the text itself, '--speculate draft \
-                           --draft-model FILE' with a model, '--draft-model FILE' alone with a head of EAGLE-3, '--draft-max \
-                           N' is how many tokens at most";
+                           --draft-model FILE' with a model, '--draft-model FILE' alone with a head \
+                           of EAGLE-3; '--draft-max N' is how many tokens at most";
 const SHARED_STEPS: &str = "requests always share the steps and the memory";
 const THINKING: &str = "the chat template decides whether a model thinks: requests say it with \
                         'chat_template_kwargs' or 'reasoning_effort', --reasoning-budget N ends it, and \
