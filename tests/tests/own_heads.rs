@@ -1,7 +1,19 @@
 //! Heads that draft in files of their own (EAGLE-3): logits are those of an independent forward
-//! pass of model and head (`fixtures/heads/eagle3.py`), and heads that do not fit are refused.
+//! pass of model and head (`fixtures/heads/eagle3.py`), a GGUF file holds what a directory holds,
+//! and heads that do not fit are refused.
 
-use model_tests::{Case, heads};
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+use std::path::Path;
+
+use kv_core::TokenId;
+use kv_core::block::BlockFormat;
+use kv_graph::weights::{Weight, WeightSource};
+use model_core::architecture::Registry;
+use model_core::gguf::GgufWriter;
+use model_core::head_file::{HeadFile, HeadWeights, JoinedModel};
+use model_core::hf::HfTranslation;
+use model_tests::{Case, Recipe, fixture, heads};
 
 const MODEL: Case = Case::recipe("llama_gqa_untied", model_llama::register);
 
@@ -17,4 +29,75 @@ fn heads_of_eagle_give_the_reference() {
 fn wrong_heads_of_eagle_are_named() {
     let folder = tempfile::tempdir().unwrap();
     heads::wrong_own_heads_are_named(&MODEL, folder.path());
+}
+
+/// The head of a directory as llama.cpp's converter writes it: its table holds tokens, not their
+/// distances.
+fn as_gguf(folder: &Path, registry: &Registry) -> Vec<u8> {
+    let translation = HfTranslation::open(folder, registry.hf_classes()).unwrap();
+    let (mut metadata, weights) = translation.into_parts();
+    metadata.insert("eagle3.d2t_by_distance", false);
+    let mut file = GgufWriter::with_metadata(metadata);
+    for name in weights.names().iter().filter(|name| *name != "d2t") {
+        file.add(weights.require(name).unwrap()).unwrap();
+    }
+    let Some(distances) = weights.integers("d2t").unwrap() else {
+        return file.to_bytes().unwrap();
+    };
+    let tokens = (0i64..).zip(&distances).map(|(at, distance)| at + distance);
+    let bytes: Vec<u8> = tokens.flat_map(i64::to_le_bytes).collect();
+    // Twice as many numbers of half the width, until the header says otherwise.
+    let n = distances.len();
+    let stored = Weight::new("d2t", vec![2 * n], BlockFormat::F32, bytes.into()).unwrap();
+    file.add(stored).unwrap();
+    let mut bytes = file.to_bytes().unwrap();
+    let entry = [&3u64.to_le_bytes()[..], b"d2t", &1u32.to_le_bytes()].concat();
+    let at = bytes.windows(entry.len()).position(|part| part == entry);
+    let at = at.unwrap() + entry.len();
+    bytes[at..at + 8].copy_from_slice(&(n as u64).to_le_bytes());
+    bytes[at + 8..at + 12].copy_from_slice(&27u32.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn a_gguf_file_is_the_same_head() {
+    let folder = tempfile::tempdir().unwrap();
+    let registry = MODEL.registry();
+    let model = MODEL.generated().directory(&registry).unwrap();
+    let joined = |path: &Path| -> JoinedModel {
+        let own = HeadFile::open(path, &registry).unwrap().unwrap();
+        let joined = own.join(&**model.model(), model.weights().clone(), &registry);
+        joined.unwrap()
+    };
+    for name in ["eagle3", "eagle3_normed"] {
+        let directory = folder.path().join(name);
+        Recipe::open(&fixture("heads").join(name)).expand(&directory);
+        let file = folder.path().join(format!("{name}.gguf"));
+        std::fs::write(&file, as_gguf(&directory, &registry)).unwrap();
+        let [wanted, found] = [directory.as_path(), file.as_path()].map(joined);
+        let names = |joined: &JoinedModel| {
+            let mut names = joined.weights.names();
+            names.sort();
+            names
+        };
+        assert_eq!(names(&found), names(&wanted));
+        for name in names(&wanted) {
+            let [wanted, found] =
+                [&wanted, &found].map(|joined| joined.weights.require(&name).unwrap());
+            assert_eq!(found.info(), wanted.info(), "{name}");
+            assert!(found.bytes()[..] == wanted.bytes()[..], "{name}");
+        }
+        let [wanted, found] = [wanted, found].map(|joined| joined.model.draft_head().unwrap());
+        let known = wanted.head_reading();
+        assert_eq!(found.head_reading(), known, "{name}");
+        if name == "eagle3" {
+            // Tokens 1, 4, 7 and so on.
+            let tokens = known.tokens.unwrap();
+            assert!(
+                (0u32..)
+                    .zip(tokens)
+                    .all(|(at, &token)| token == TokenId(3 * at + 1))
+            );
+        }
+    }
 }

@@ -10,7 +10,6 @@ use kv_cpu::CpuBackend;
 use model_core::architecture::Registry;
 use model_tests::{Recipe, cpu, fixture, heads};
 
-
 /// A model with a head that is a file of its own.
 fn engine(recipe: &Recipe, folder: &Path) -> Engine<CpuBackend> {
     let mut registry = Registry::new();

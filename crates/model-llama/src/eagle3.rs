@@ -62,13 +62,12 @@ impl HeadArchitecture for Eagle3 {
         let output = own(OUTPUT)?;
         let tokens = tokens(&hyper, weights, of.vocab)?;
         let vocab = tokens.as_ref().map_or(of.vocab, |tokens| tokens.len());
-        let norm_eps = EAGLE3_LAYER.norm(hyper.norm_eps()?);
         let fused = FusedHead {
             layers: target_layers(&hyper, of)?,
             dim,
             vocab,
             tokens,
-            norm: norm_eps,
+            norm: EAGLE3_LAYER.norm(hyper.norm_eps()?),
             before: match hyper.optional::<bool>(NORM_BEFORE_FC)? {
                 Some(true) => BeforeFusion::Normed,
                 Some(false) | None => BeforeFusion::Nothing,
@@ -115,11 +114,10 @@ fn layer(
 /// The layers whose rows it reads: those that its file names, or one at the beginning, one in the
 /// middle and one at the end.
 fn target_layers(hyper: &Hyperparameters<'_>, of: &LayerRows) -> Result<[usize; 3], ModelError> {
-    if let Some(width) = hyper.optional::<u32>(TARGET_WIDTH)? {
-        if width as usize != of.dim {
-            let reason = format!("{width}, but rows of the model have {} values", of.dim);
-            return Err(hyper.wrong(TARGET_WIDTH, reason));
-        }
+    let width = hyper.optional::<u32>(TARGET_WIDTH)?;
+    if let Some(width) = width.filter(|&width| width as usize != of.dim) {
+        let reason = format!("{width}, but rows of the model have {} values", of.dim);
+        return Err(hyper.wrong(TARGET_WIDTH, reason));
     }
     let n = of.n_layers;
     let named = if hyper.has(TARGET_LAYERS) {

@@ -107,6 +107,11 @@ impl SpeculationArgs {
         self.draft_model.is_some()
     }
 
+    /// True if such a file has to be a head.
+    pub(crate) fn names_head(&self) -> bool {
+        self.takes_head() && self.names_file()
+    }
+
     /// Has a model computed with the head of its file, or that of the file that is named, where
     /// that may draft. Where it cannot, a warning says why, unless the head is asked for.
     ///
@@ -147,7 +152,7 @@ impl SpeculationArgs {
         weights: &dyn WeightSource,
         label: &str,
     ) -> anyhow::Result<Arc<dyn Model>> {
-        if !self.takes_head() || self.names_file() {
+        if !self.takes_head() || self.names_head() {
             return Ok(model);
         }
         let (has_head, with) = match with_draft_head(&*model, weights) {

@@ -148,7 +148,7 @@ fn planned_model(
     let model = architectures().model(file.metadata(), file.weights());
     let model = model.with_context(|| file.label().to_owned())?;
     let mut adapted = source.changed(&args.engine.compute.changes())?;
-    if args.speculation.names_file() {
+    if args.speculation.names_head() {
         let mut open = adapted.map_or_else(|| source.open(), Ok)?;
         args.speculation.use_head_of_open(&mut open)?;
         adapted = Some(open);
