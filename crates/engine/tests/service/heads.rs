@@ -15,7 +15,6 @@ use kv_core::memory::{RestoreInto, Seqs};
 use kv_cpu::CpuBackend;
 use kv_graph::weights::WeightSource;
 use model_core::architecture::{Model, with_draft_head};
-use model_core::head_file::HeadFile;
 use model_tests::Recipe;
 use model_tests::heads::own_head;
 
@@ -173,26 +172,6 @@ fn a_trained_head_is_mostly_right() {
         n_accepted,
         ..
     } = check(&case);
-    assert!(
-        n_accepted * 3 > n_drafted,
-        "{n_accepted} of {n_drafted} drafted tokens were right"
-    );
-}
-
-/// The same of a head in a GGUF file of its own, which knows a part of the tokens.
-#[test]
-fn a_trained_head_of_another_file_is_mostly_right() {
-    let case = stories("stories-llama");
-    let path = model_tests::fixture("heads").join("stories-eagle3.gguf");
-    let own = HeadFile::open(&path, &registry()).unwrap().unwrap();
-    let joined = own.join(&*case.model, case.weights.clone(), &registry());
-    let joined = joined.unwrap();
-    let with = with_model(&case, joined.model, joined.weights);
-    let Speculated {
-        n_drafted,
-        n_accepted,
-        ..
-    } = check_with(&case, &with);
     assert!(
         n_accepted * 3 > n_drafted,
         "{n_accepted} of {n_drafted} drafted tokens were right"
