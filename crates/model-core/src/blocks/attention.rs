@@ -53,6 +53,9 @@ pub enum QkNorm {
     PerHeadPlain,
     /// As `PerHead`, behind the rotation (Hunyuan).
     PerHeadRotated,
+    /// Every head by itself, centred, with one gain and one bias for all query heads and one of each
+    /// for all key heads (Phi).
+    PerHeadCentred,
 }
 
 /// The presence of one more score in a softmax, which has no value.
@@ -97,7 +100,7 @@ impl OutputName {
 }
 
 /// The values of an attention.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum AttentionValues {
     /// A projection of the rows.
     #[default]
@@ -107,6 +110,8 @@ pub enum AttentionValues {
     /// The projection of the keys before their norm, normed in that way (the full layers of larger
     /// Gemma 4).
     NormedKeys,
+    /// A projection of the rows, times this factor (MiMo-V2).
+    Scaled(f32),
 }
 
 /// The bias on the scores of an attention by the distance of query and key.
@@ -350,6 +355,7 @@ impl AttentionBlock {
         let v = value.split_heads(b, v)?;
         let v = match self.values {
             AttentionValues::Projected => v,
+            AttentionValues::Scaled(factor) => b.scale("Vscaled", v, factor)?,
             AttentionValues::Normed | AttentionValues::NormedKeys => {
                 b.rms_norm_with("Vnormed", v, NormGain::None, self.norm_eps)?
             }
@@ -521,6 +527,11 @@ impl AttentionBlock {
             QkNorm::PerHead => {
                 let x = projection.split_heads(b, flat)?;
                 b.rms_norm(&normed, x, &gain, eps)?
+            }
+            QkNorm::PerHeadCentred => {
+                let x = projection.split_heads(b, flat)?;
+                let bias = format!("{}_norm.bias", projection.weight);
+                b.layer_norm(&normed, x, Affine::new(&gain).bias(&bias), eps)?
             }
             QkNorm::PerHeadPlain => {
                 let x = projection.split_heads(b, flat)?;

@@ -25,6 +25,9 @@ pub enum Arrangement {
     Parallel,
     /// A norm of the same rows for each block (GPT-NeoX, arXiv 2204.06745).
     ParallelTwoNorms,
+    /// The same, where `attn_norm` is of the feed-forward block and `attn_norm_2` of the attention
+    /// (Falcon 40B, arXiv 2311.16867).
+    ParallelSecondNorm,
 }
 
 /// One layer of a decoder.
@@ -362,7 +365,11 @@ impl Decoder {
             return self.normed_layer(b, at, layer, [mixer, feed_forward], x);
         }
         let input = layer.mixer.input(b, at, self.norm, [x, first])?;
-        let normed = self.pre_norm(b, "attn_norm", input, "attn_norm.weight")?;
+        let (of_mixer, of_feed_forward) = match self.arrangement {
+            Arrangement::ParallelSecondNorm => ("attn_norm_2.weight", "attn_norm.weight"),
+            _ => ("attn_norm.weight", self.feed_forward_norm),
+        };
+        let normed = self.pre_norm(b, "attn_norm", input, of_mixer)?;
         let mixed = self.mixed(b, at, layer, normed)?;
         let x = at.take_rows(b, "inpL_rows", x)?;
         let Some(feed_forward) = &layer.feed_forward else {
@@ -374,14 +381,14 @@ impl Decoder {
                 let fed = self.fed_forward(b, feed_forward, [normed, x])?;
                 (fed, b.add("ffn_inp", mixed, x)?)
             }
-            Arrangement::ParallelTwoNorms => {
-                let normed = self.pre_norm(b, "ffn_norm", x, self.feed_forward_norm)?;
+            Arrangement::ParallelTwoNorms | Arrangement::ParallelSecondNorm => {
+                let normed = self.pre_norm(b, "ffn_norm", x, of_feed_forward)?;
                 let fed = self.fed_forward(b, feed_forward, [normed, x])?;
                 (fed, b.add("ffn_inp", mixed, x)?)
             }
             _ => {
                 let x = b.add("ffn_inp", mixed, x)?;
-                let normed = self.pre_norm(b, "ffn_norm", x, self.feed_forward_norm)?;
+                let normed = self.pre_norm(b, "ffn_norm", x, of_feed_forward)?;
                 (self.fed_forward(b, feed_forward, [normed, x])?, x)
             }
         };
@@ -459,7 +466,10 @@ impl Decoder {
         gain: &str,
     ) -> Result<NodeId, GraphError> {
         match self.arrangement {
-            Arrangement::PreNorm | Arrangement::Parallel | Arrangement::ParallelTwoNorms => Ok(x),
+            Arrangement::PreNorm
+            | Arrangement::Parallel
+            | Arrangement::ParallelTwoNorms
+            | Arrangement::ParallelSecondNorm => Ok(x),
             Arrangement::PreAndPostNorm | Arrangement::PostNorm => {
                 self.norm.build_with(b, name, x, gain)
             }

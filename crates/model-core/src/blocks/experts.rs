@@ -100,6 +100,8 @@ pub enum SharedShare {
     /// Its result times the sigmoid of a projection of the row (Qwen 2 MoE): the route of a mixture
     /// of one expert.
     Routed,
+    /// The mean of its result and of the weighted sum of the others (Command A's mixtures).
+    Mean,
 }
 
 /// The projection whose sigmoid a shared expert is multiplied with, `[1, dim]`.
@@ -161,8 +163,13 @@ impl ExpertsBlock {
         match self.shared {
             None => Ok(out),
             Some(shared) => {
-                let shared = shared.build(b, x)?;
-                b.add("ffn_out", shared, out)
+                let result = shared.build(b, x)?;
+                let sum = b.add("ffn_out", result, out)?;
+                if shared.share == SharedShare::Mean {
+                    b.scale("ffn_mean", sum, 0.5)
+                } else {
+                    Ok(sum)
+                }
             }
         }
     }
@@ -178,7 +185,7 @@ impl SharedExpert {
         };
         let out = block.build_named(b, x, "_shexp")?;
         match self.share {
-            SharedShare::Whole => Ok(out),
+            SharedShare::Whole | SharedShare::Mean => Ok(out),
             SharedShare::Routed => {
                 let logits = b.linear("ffn_shexp_logits", x, SHARED_ROUTER, 1)?;
                 let spec = RouteSpec::plain(1, RouteGate::Sigmoid);
