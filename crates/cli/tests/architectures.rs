@@ -72,6 +72,18 @@ const fn encoder(
     }
 }
 
+/// A row of a decoder without windows that transformers has not.
+const fn numpy(
+    architecture: &'static str,
+    models: &'static str,
+    fixtures: &'static [&'static str],
+) -> Row {
+    Row {
+        against: Reference::Numpy,
+        ..row(architecture, models, "none", fixtures)
+    }
+}
+
 /// A row of a diffusion model.
 const fn diffusion(
     architecture: &'static str,
@@ -132,6 +144,13 @@ const ROWS: &[Row] = &[
     ),
     row("qwen3moe", "Qwen 3 MoE", "none", &["qwen3_moe"]),
     row(
+        "qwen3vlmoe",
+        "Qwen 3 VL MoE (text, over given rows of images)",
+        "none",
+        &["images/qwen3_vl_moe/"],
+    ),
+    row("gemma", "Gemma 1", "none", &["gemma"]),
+    row(
         "gemma2",
         "Gemma 2",
         "every other layer, from the first",
@@ -170,6 +189,13 @@ const ROWS: &[Row] = &[
             "phi3_longrope_short",
         ],
     ),
+    row("command-r", "Command R", "none", &["cohere"]),
+    row(
+        "cohere2moe",
+        "Command A's mixtures of experts",
+        "three of four layers, or as the file says; the others are unrotated",
+        &["cohere2_moe"],
+    ),
     row(
         "cohere2",
         "Command R7B",
@@ -182,13 +208,62 @@ const ROWS: &[Row] = &[
         "none",
         &["granite", "gguf/granite_llama_cpp"],
     ),
-    row("granitemoe", "Granite 3 MoE", "none", &["granitemoe"]),
+    row(
+        "granitemoe",
+        "Granite 3 MoE",
+        "none",
+        &["granitemoe", "granitemoeshared"],
+    ),
+    row(
+        "granite_swa",
+        "Granite with windows",
+        "three of four layers, from the second, or as the file says; those that it names are unrotated",
+        &["granite_swa"],
+    ),
     row(
         "smollm3",
         "SmolLM 3",
-        "none; every 4th layer is unrotated",
-        &["smollm3"],
+        "none; every 4th layer is unrotated, or those that the file names",
+        &["smollm3", "smollm3_ropes"],
     ),
+    row("olmoe", "OLMoE", "none", &["olmoe"]),
+    row("arcee", "AFM 4.5B", "none", &["arcee"]),
+    row(
+        "exaone-moe",
+        "K-EXAONE",
+        "none; three of four layers where the file names a window, and then the others are unrotated",
+        &["exaone_moe"],
+    ),
+    row("dots1", "dots.llm1", "none", &["dots1"]),
+    row("hy_v3", "Hunyuan 3", "none", &["hy_v3"]),
+    Row {
+        against: Reference::Numpy,
+        ..row(
+            "chatglm",
+            "ChatGLM 2 and 3, GLM-4 9B",
+            "none",
+            &["chatglm", "glm"],
+        )
+    },
+    row("dbrx", "DBRX", "none", &["dbrx"]),
+    row("jais2", "Jais 2", "none", &["jais2"]),
+    row(
+        "mimo2",
+        "MiMo-V2 Flash",
+        "as the file says; windowed layers have more keys and values",
+        &["mimo_v2_flash"],
+    ),
+    numpy("internlm2", "InternLM 2 and 2.5", &["internlm2"]),
+    numpy("minicpm", "MiniCPM 1 and 2", &["minicpm"]),
+    numpy(
+        "baichuan",
+        "Baichuan 7B and 13B",
+        &["baichuan", "baichuan_13b"],
+    ),
+    numpy("xverse", "XVERSE", &["xverse"]),
+    numpy("orion", "Orion 14B", &["orion"]),
+    numpy("deepseek", "DeepSeekMoE", &["deepseek"]),
+    numpy("bailingmoe2", "Ling 2 and Ring 2", &["bailing_moe_v2"]),
     row(
         "olmo2",
         "OLMo 2 and 3",
@@ -201,10 +276,20 @@ const ROWS: &[Row] = &[
         "none; three of four layers where the file names a window, and then the others are unrotated",
         &["exaone4", "exaone4_full"],
     ),
-    row("seed_oss", "Seed-OSS", "none", &["seed_oss"]),
+    row(
+        "seed_oss",
+        "Seed-OSS",
+        "none",
+        &["seed_oss", "seed_oss_bias"],
+    ),
     row("glm4", "GLM-4", "none", &["glm4"]),
     row("glm4moe", "GLM-4.5 and 4.6", "none", &["glm4_moe"]),
-    row("ernie4_5", "ERNIE 4.5", "none", &["ernie4_5"]),
+    row(
+        "ernie4_5",
+        "ERNIE 4.5",
+        "none",
+        &["ernie4_5", "ernie4_5_bias"],
+    ),
     row("ernie4_5-moe", "ERNIE 4.5 MoE", "none", &["ernie4_5_moe"]),
     row(
         "mistral3",
@@ -238,7 +323,7 @@ const ROWS: &[Row] = &[
         "every other layer, from the first",
         &["gpt_oss_swa8"],
     ),
-    row("phi2", "Phi-1, 1.5 and 2", "none", &["phi"]),
+    row("phi2", "Phi-1, 1.5 and 2", "none", &["phi", "phi_qk"]),
     row("nemotron", "Nemotron and Minitron", "none", &["nemotron"]),
     row("stablelm", "StableLM", "none", &["stablelm"]),
     row("gpt2", "GPT-2", "none", &["gpt2"]),
@@ -246,7 +331,7 @@ const ROWS: &[Row] = &[
         "starcoder",
         "SantaCoder, StarCoder",
         "none",
-        &["gpt_bigcode"],
+        &["gpt_bigcode", "gpt_bigcode_mha"],
     ),
     row(
         "gptneo",
@@ -260,21 +345,22 @@ const ROWS: &[Row] = &[
     row("gptneox", "GPT-NeoX, Pythia", "none", &["gpt_neox"]),
     row(
         "falcon",
-        "Falcon 7B and RW",
+        "Falcon 7B, 40B, 180B and RW",
         "none",
-        &["falcon", "falcon_alibi"],
+        &["falcon", "falcon_alibi", "falcon_40b"],
     ),
     row("bloom", "BLOOM", "none", &["bloom"]),
     row("mpt", "MPT", "none", &["mpt"]),
     row(
         "deepseek2",
-        "DeepSeek V2, V2-Lite, V3, R1",
+        "DeepSeek V2, V2-Lite, V3, R1; GLM-4.7 Flash",
         "none",
         &[
             "deepseek_v2",
             "deepseek_v2_lite",
             "deepseek_v3",
             "deepseek_v3_noqlora",
+            "glm4_moe_lite",
         ],
     ),
     row("mistral4", "Mistral 4", "none", &["mistral4"]),
@@ -476,6 +562,24 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["llama", "granite"],
     ["llama", "smollm3"],
     ["llama", "cohere2"],
+    ["cohere2", "command-r"],
+    ["cohere2", "cohere2moe"],
+    ["llama", "gemma"],
+    ["olmo2", "olmoe"],
+    ["llama", "arcee"],
+    ["granite", "granite_swa"],
+    ["granite", "minicpm"],
+    ["exaone4", "exaone-moe"],
+    ["qwen3moe", "dots1"],
+    ["glm4moe", "bailingmoe2"],
+    ["glm4", "chatglm"],
+    ["llama", "dbrx"],
+    ["nemotron", "jais2"],
+    ["gpt-oss", "mimo2"],
+    ["llama", "deepseek"],
+    ["llama", "baichuan"],
+    ["stablelm", "orion"],
+    ["qwen3vl", "qwen3vlmoe"],
     ["llama", "deepseek2"],
     ["deepseek2", "deepseek32"],
     ["deepseek2", "mistral4"],

@@ -8,12 +8,12 @@ use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec};
 use kv_graph::weights::WeightSource;
 use kv_graph::{Alibi, PositionScale};
 use model_core::architecture::ModelError;
-use model_core::blocks::{AttentionBlock, NormKind, QkNorm, QkvBias};
+use model_core::blocks::{AttentionBlock, NormKind, QkNorm, QkvBias, QkvWeights, Sinks};
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
 use crate::member::{
-    Biases, HeadWidths, LayerWindows, LlamaLike, Positions, QkNormed, QkvClamp, QueryScale,
-    RotatedLayers, WindowedRope,
+    Biases, HeadWidths, LayerSinks, LayerWindows, LlamaLike, Positions, QkNormed, QkvClamp,
+    QueryScale, RotatedLayers, WindowedRope,
 };
 
 /// The traits that the attention of all layers shares.
@@ -22,6 +22,7 @@ pub(crate) struct AttentionTraits {
     /// The file's value, if there is one.
     pub(crate) scale: Option<f32>,
     pub(crate) soft_cap: Option<f32>,
+    pub(crate) weights: QkvWeights,
     pub(crate) bias: QkvBias,
     pub(crate) qk_norm: QkNorm,
     pub(crate) query_scale: Option<PositionScale>,
@@ -58,7 +59,7 @@ impl LlamaLike {
         AttentionBlock {
             scale,
             soft_cap: shared.soft_cap,
-            weights: self.qkv,
+            weights: shared.weights,
             bias: shared.bias,
             qk_norm,
             norm_eps: shared.norm_eps,
@@ -73,7 +74,11 @@ impl LlamaLike {
                     _ => 1.0,
                 },
             }),
-            sinks: self.sinks,
+            sinks: match self.sinks {
+                LayerSinks::All => Sinks::PerHead,
+                LayerSinks::Windowed if window != Window::Full => Sinks::PerHead,
+                LayerSinks::Windowed | LayerSinks::None => Sinks::None,
+            },
             window,
             ..heads.into()
         }
@@ -120,6 +125,23 @@ impl LlamaLike {
         }
     }
 
+    /// Which layers rotate, where the file names them.
+    pub(crate) fn rotating(
+        &self,
+        hyper: &Hyperparameters<'_>,
+        n_layers: usize,
+    ) -> Result<Option<Vec<bool>>, ModelError> {
+        let key = "attention.rope_pattern";
+        let named = hyper.optional_flags(key, n_layers)?;
+        match (self.rotated, &named) {
+            (RotatedLayers::AllButEvery(_) | RotatedLayers::NamedOrAll, _) | (_, None) => Ok(named),
+            _ => {
+                let reason = format!("is not possible: {} has no such pattern", self.name);
+                Err(hyper.wrong(key, reason))
+            }
+        }
+    }
+
     /// The rotation in a layer with this window.
     pub(crate) fn rope_of(
         &self,
@@ -158,6 +180,7 @@ impl LlamaLike {
             },
             scale: hyper.positive("attention.scale")?.map(|s| s as f32),
             soft_cap: self.soft_cap(hyper, "attn_logit_softcapping")?,
+            weights: self.qkv_weights(weights)?,
             bias: self.qkv_bias(weights)?,
             qk_norm: if self.has_qk_norm(hyper, weights)? {
                 self.qk_norm
@@ -193,6 +216,10 @@ impl LlamaLike {
         };
         match (self.positions, own) {
             (Positions::Biases(usual), own) => Ok(Some(own.unwrap_or(usual))),
+            (Positions::BiasesOfLayers { n_layers, usual }, own) => {
+                let has = own.is_some() || hyper.n_layers()? == n_layers;
+                Ok(has.then(|| own.unwrap_or(usual)))
+            }
             (Positions::BiasesIfNamed | Positions::ScaledBiasesIfNamed, own) => Ok(own),
             (_, None) => Ok(None),
             (_, Some(bias)) => {
@@ -200,6 +227,18 @@ impl LlamaLike {
                 Err(hyper.wrong(name, reason))
             }
         }
+    }
+
+    /// The matrices of queries, keys and values: converters write both forms of most members.
+    fn qkv_weights(&self, weights: &dyn WeightSource) -> Result<QkvWeights, ModelError> {
+        let has = |name: &str| optional_weight(weights, name).map(|w| w.is_some());
+        Ok(if has("blk.0.attn_qkv.weight")? {
+            QkvWeights::Fused
+        } else if has("blk.0.attn_q.weight")? {
+            QkvWeights::Separate
+        } else {
+            self.qkv
+        })
     }
 
     pub(crate) fn qkv_bias(&self, weights: &dyn WeightSource) -> Result<QkvBias, ModelError> {

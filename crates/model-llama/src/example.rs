@@ -66,7 +66,9 @@ impl LlamaLike {
                 };
                 let block = AttentionBlock {
                     values: match self.values {
-                        ValueForm::Projected => AttentionValues::Projected,
+                        ValueForm::Projected | ValueForm::ScaledIfNamed => {
+                            AttentionValues::Projected
+                        }
                         ValueForm::Normed | ValueForm::NormedOrKeys => AttentionValues::Normed,
                     },
                     ..self.attention_block(&shared, heads, scale, window, rotation)
@@ -142,6 +144,7 @@ impl LlamaLike {
         AttentionTraits {
             norm_eps,
             scale: None,
+            weights: self.qkv,
             soft_cap: (self.soft_caps == SoftCaps::FromFile).then_some(50.0),
             bias: match self.bias {
                 Biases::Of(bias) => bias,

@@ -5,19 +5,20 @@ use kv_graph::{Activation, ClampedGate, RouteGate, RouteSum};
 use model_core::architecture::MaskPlace;
 use model_core::blocks::{
     Arrangement, ExpertBias, ExpertGate, ExpertScaling, FeedForwardForm, NormKind, QkNorm, QkvBias,
-    QkvWeights, Sinks,
+    QkvWeights, SharedShare,
 };
 use model_core::windows::{FullLayer, WindowPattern};
 
+use crate::further;
 use crate::member::{
-    AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, HeadWidths, LayerWindows, LlamaLike,
-    LogitScale, Mixture, MixtureRouting, Mixtures, Parallel, PerLayer, Positions, QkNormed,
-    QkvClamp, QueryScale, ResidualScale, RotatedLayers, RowSharing, ScoreScale, Sight, SoftCaps,
-    ValueForm, WindowedRope,
+    AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, HeadWidths, LayerSinks, LayerWindows,
+    LlamaLike, LogitScale, Mixture, MixtureRouting, Mixtures, Parallel, PerLayer, Positions,
+    QkNormed, QkvClamp, QueryScale, ResidualScale, RotatedLayers, RowSharing, ScoreScale, Sight,
+    SoftCaps, ValueForm, WindowedRope,
 };
 
 /// The base of the rows below; Llama itself adds little.
-const PLAIN: LlamaLike = LlamaLike {
+pub(crate) const PLAIN: LlamaLike = LlamaLike {
     name: "",
     norm: NormKind::Rms,
     arrangement: Arrangement::PreNorm,
@@ -40,7 +41,7 @@ const PLAIN: LlamaLike = LlamaLike {
     windows: LayerWindows::None,
     scores: ScoreScale::KeyDim,
     query_scale: QueryScale::None,
-    sinks: Sinks::None,
+    sinks: LayerSinks::None,
     feed_forward: FeedForwardForm::Gated,
     activation: Activation::Silu,
     mixtures: Mixtures::None,
@@ -53,13 +54,14 @@ const PLAIN: LlamaLike = LlamaLike {
 };
 
 /// The softmax over a row's chosen experts weighs what comes out of them.
-const SOFTMAX_OF_CHOSEN: Mixture = Mixture {
+pub(crate) const SOFTMAX_OF_CHOSEN: Mixture = Mixture {
     route: RouteGate::Softmax,
     routing: MixtureRouting::Plain,
     sum: RouteSum::One,
     scaling: ExpertScaling::Outputs,
     gate: ExpertGate::Activation(Activation::Silu),
     bias: ExpertBias::None,
+    shared: SharedShare::Whole,
 };
 
 /// As that, after a choice by probabilities with biases.
@@ -68,8 +70,14 @@ const BIASED_SOFTMAX: Mixture = Mixture {
     ..SOFTMAX_OF_CHOSEN
 };
 
+/// Scores by themselves, divided by the sum of the chosen ones.
+pub(crate) const SIGMOID: Mixture = Mixture {
+    route: RouteGate::Sigmoid,
+    ..SOFTMAX_OF_CHOSEN
+};
+
 /// Scores by themselves with biases on the choice, divided by the sum of the chosen ones.
-const BIASED_SIGMOID: Mixture = Mixture {
+pub(crate) const BIASED_SIGMOID: Mixture = Mixture {
     route: RouteGate::Sigmoid,
     ..BIASED_SOFTMAX
 };
@@ -81,7 +89,7 @@ const EVERY_IF_NAMED: LayerWindows = LayerWindows::IfNamed {
 };
 
 /// Of every `period` layers the last sees everything.
-const fn last_of(period: u32) -> WindowPattern {
+pub(crate) const fn last_of(period: u32) -> WindowPattern {
     WindowPattern {
         period,
         full: FullLayer::Last,
@@ -120,11 +128,12 @@ pub(crate) const GEMMA3N: LlamaLike = LlamaLike {
 
 const ERNIE: LlamaLike = LlamaLike {
     name: "ernie4_5",
+    bias: Biases::AsInFile,
     rope: RopeStyle::Norm,
     ..PLAIN
 };
 
-const GRANITE: LlamaLike = LlamaLike {
+pub(crate) const GRANITE: LlamaLike = LlamaLike {
     name: "granite",
     rope: RopeStyle::Norm,
     rotated: RotatedLayers::IfTrained,
@@ -140,9 +149,24 @@ const HUNYUAN: LlamaLike = LlamaLike {
     ..PLAIN
 };
 
-const QWEN3: LlamaLike = LlamaLike {
+pub(crate) const QWEN3: LlamaLike = LlamaLike {
     name: "qwen3",
     qk_norm: QkNorm::PerHead,
+    ..PLAIN
+};
+
+/// Command R7B.
+pub(crate) const COHERE2: LlamaLike = LlamaLike {
+    name: "cohere2",
+    norm: NormKind::Layer,
+    arrangement: Arrangement::Parallel,
+    rope: RopeStyle::Norm,
+    rotated: RotatedLayers::Windowed,
+    windows: LayerWindows::Sliding {
+        pattern: last_of(4),
+        rope: WindowedRope::Same,
+    },
+    logits: LogitScale::Times,
     ..PLAIN
 };
 
@@ -152,6 +176,8 @@ const PHI2: LlamaLike = LlamaLike {
     norm: NormKind::LayerWithBias,
     arrangement: Arrangement::Parallel,
     bias: Biases::Of(QkvBias::All),
+    qk_norm: QkNorm::PerHeadCentred,
+    qk_normed: QkNormed::AsInFile,
     feed_forward: FeedForwardForm::PlainWithBias,
     activation: Activation::GeluTanh,
     ..PLAIN
@@ -178,7 +204,9 @@ pub(crate) const EAGLE3_LAYER: LlamaLike = LlamaLike {
 };
 
 /// All members.
-pub const FAMILY: &[LlamaLike] = &[
+pub const FAMILY: &[&[LlamaLike]] = &[MEMBERS, further::MEMBERS];
+
+const MEMBERS: &[LlamaLike] = &[
     // Also Mistral and Mixtral.
     LlamaLike {
         name: "llama",
@@ -317,20 +345,7 @@ pub const FAMILY: &[LlamaLike] = &[
         }),
         ..PLAIN
     },
-    // Command R7B.
-    LlamaLike {
-        name: "cohere2",
-        norm: NormKind::Layer,
-        arrangement: Arrangement::Parallel,
-        rope: RopeStyle::Norm,
-        rotated: RotatedLayers::Windowed,
-        windows: LayerWindows::Sliding {
-            pattern: last_of(4),
-            rope: WindowedRope::Same,
-        },
-        logits: LogitScale::Times,
-        ..PLAIN
-    },
+    COHERE2,
     GRANITE,
     LlamaLike {
         name: "granitemoe",
@@ -368,7 +383,7 @@ pub const FAMILY: &[LlamaLike] = &[
     LlamaLike {
         name: "seed_oss",
         feed_forward_norm: "post_attention_norm.weight",
-        bias: Biases::Of(QkvBias::Qkv),
+        bias: Biases::AsInFile,
         ..PLAIN
     },
     // GLM-4-0414.
@@ -466,7 +481,7 @@ pub const FAMILY: &[LlamaLike] = &[
         name: "gpt-oss",
         feed_forward_norm: "post_attention_norm.weight",
         bias: Biases::Of(QkvBias::All),
-        sinks: Sinks::PerHead,
+        sinks: LayerSinks::All,
         windows: LayerWindows::Sliding {
             pattern: last_of(2),
             rope: WindowedRope::Same,

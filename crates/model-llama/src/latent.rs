@@ -17,6 +17,9 @@ use crate::member::{AttentionForm, LlamaLike};
 /// Added to the variance of an indexer's keys; files have no key for it.
 const INDEX_NORM_EPS: f32 = 1e-6;
 
+/// Key of the `eps` of the norms of latents, where it is not that of others.
+pub(crate) const LATENT_EPS: &str = "attention.latent_norm_rms_epsilon";
+
 impl LlamaLike {
     /// The attention of every layer.
     pub(crate) fn latent_attention(
@@ -63,7 +66,10 @@ impl LlamaLike {
             rank,
             query_rank,
             scale: scale.unwrap_or_else(|| stretch * stretch / (k_dim as f64).sqrt()) as f32,
-            norm_eps: hyper.norm_eps()?,
+            norm_eps: match hyper.positive(LATENT_EPS)? {
+                Some(own) => own as f32,
+                None => hyper.norm_eps()?,
+            },
             rope: Some(rope),
             query_scale: self.query_scale(hyper)?,
             window: Window::Full,

@@ -74,11 +74,19 @@ impl LlamaLike {
     /// The values of a layer's attention.
     pub(crate) fn values_of(
         &self,
+        hyper: &Hyperparameters<'_>,
         weights: &dyn WeightSource,
         layer: usize,
     ) -> Result<AttentionValues, ModelError> {
         match self.values {
             ValueForm::Projected => Ok(AttentionValues::Projected),
+            ValueForm::ScaledIfNamed => {
+                let factor = hyper.positive("attention.value_scale")?;
+                let factor = factor.filter(|&factor| factor != 1.0);
+                Ok(factor.map_or(AttentionValues::Projected, |factor| {
+                    AttentionValues::Scaled(factor as f32)
+                }))
+            }
             ValueForm::Normed => Ok(AttentionValues::Normed),
             ValueForm::NormedOrKeys => {
                 let own = optional_weight(weights, &format!("blk.{layer}.attn_v.weight"))?;

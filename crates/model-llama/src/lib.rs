@@ -18,6 +18,7 @@ mod eagle3;
 mod example;
 mod factors;
 mod family;
+mod further;
 mod gemma3n;
 mod hf;
 mod latent;
@@ -28,9 +29,9 @@ mod read;
 
 pub use family::FAMILY;
 pub use member::{
-    AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, HeadWidths, LayerWindows, LlamaLike,
-    LogitScale, Mixture, MixtureRouting, Mixtures, Parallel, PerLayer, Positions, QkNormed,
-    QkvClamp, QueryScale, ResidualScale, RotatedLayers, RowSharing, ScoreScale, SoftCaps,
+    AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, HeadWidths, LayerSinks, LayerWindows,
+    LlamaLike, LogitScale, Mixture, MixtureRouting, Mixtures, Parallel, PerLayer, Positions,
+    QkNormed, QkvClamp, QueryScale, ResidualScale, RotatedLayers, RowSharing, ScoreScale, SoftCaps,
     ValueForm, WindowedRope,
 };
 
@@ -38,7 +39,7 @@ use model_core::architecture::Registry;
 
 /// Adds every member of the family to a registry, and how directories of its models are read.
 pub fn register(registry: &mut Registry) {
-    for member in FAMILY {
+    for member in FAMILY.iter().copied().flatten() {
         registry.register(*member);
     }
     registry.register(gemma3n::Gemma3nArchitecture);

@@ -8,7 +8,7 @@ use kv_graph::{Activation, RouteGate, RouteSum};
 use model_core::architecture::MaskPlace;
 use model_core::blocks::{
     Arrangement, ExpertBias, ExpertGate, ExpertScaling, FeedForwardForm, NormKind, QkNorm, QkvBias,
-    QkvWeights, Sinks,
+    QkvWeights, SharedShare,
 };
 use model_core::windows::WindowPattern;
 
@@ -60,8 +60,8 @@ pub struct LlamaLike {
     pub scores: ScoreScale,
     /// Factor on the queries by position.
     pub query_scale: QueryScale,
-    /// Scores without a value.
-    pub sinks: Sinks,
+    /// Layers with scores without a value.
+    pub sinks: LayerSinks,
     /// The matrices of a dense feed-forward block.
     pub feed_forward: FeedForwardForm,
     /// Applied in the feed-forward block.
@@ -111,10 +111,24 @@ pub enum ValueForm {
     /// A projection.
     #[default]
     Projected,
+    /// The same, times a factor where the file names one (MiMo-V2).
+    ScaledIfNamed,
     /// One that is normed head by head, without a gain (Gemma 3n).
     Normed,
     /// The same; in layers without a matrix for it, of the keys (Gemma 4).
     NormedOrKeys,
+}
+
+/// The layers whose attention has a score without a value for every head.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LayerSinks {
+    /// None of them.
+    #[default]
+    None,
+    /// All (gpt-oss).
+    All,
+    /// Those that see a window (MiMo-V2).
+    Windowed,
 }
 
 /// The layers that attend over the keys and values of others.
@@ -156,7 +170,8 @@ pub enum Parallel {
     /// As the member's arrangement says.
     #[default]
     AsArranged,
-    /// Those without a norm before the feed-forward block (StableLM 2 12B, Falcon).
+    /// Those without a norm before the feed-forward block (StableLM 2 12B, Falcon); with a second
+    /// norm before the attention, each block has its own (Falcon 40B).
     WithoutSecondNorm,
     /// Those whose files say so, with a norm for each block (GPT-NeoX).
     IfNamed,
@@ -172,6 +187,13 @@ pub enum Positions {
     Learnt,
     /// By biases of scores instead: the largest is the file's, or else this (BLOOM).
     Biases(f32),
+    /// The same in models of so many layers, of which nothing else tells (Baichuan 13B).
+    BiasesOfLayers {
+        /// The number of layers.
+        n_layers: usize,
+        /// The largest bias.
+        usual: f32,
+    },
     /// The same where the file names the largest (MPT).
     BiasesIfNamed,
     /// The same, with biases that are scaled as scores are (Falcon).
@@ -234,8 +256,10 @@ pub enum RotatedLayers {
     WindowedIfNamed,
     /// All, unless the file specifies that they were not trained to (Granite).
     IfTrained,
-    /// All but the last of so many (SmolLM 3, Llama 4).
+    /// All but the last of so many (SmolLM 3, Llama 4), or those that the file names.
     AllButEvery(usize),
+    /// Those that the file names, or else all (Granite with windows).
+    NamedOrAll,
 }
 
 /// The layers of a model that see a window.
@@ -272,7 +296,7 @@ impl RotatedLayers {
     /// True if this layer with this window rotates, in a file that names windows where it has them.
     pub(crate) fn includes(self, layer: usize, window: Window) -> bool {
         match self {
-            Self::All | Self::IfTrained => true,
+            Self::All | Self::IfTrained | Self::NamedOrAll => true,
             Self::None => false,
             Self::Windowed | Self::WindowedIfNamed => window != Window::Full,
             Self::AllButEvery(n) => !(layer + 1).is_multiple_of(n),
@@ -411,6 +435,8 @@ pub struct Mixture {
     pub gate: ExpertGate,
     /// Biases of the router and of the experts.
     pub bias: ExpertBias,
+    /// The share of a shared expert without a router of its own.
+    pub shared: SharedShare,
 }
 
 /// The rule that, besides a router's logits, decides on the experts of a row and their weights.

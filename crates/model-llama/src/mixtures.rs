@@ -29,9 +29,14 @@ impl LlamaLike {
                 activation: self.activation,
                 form: match (self.feed_forward, bias) {
                     (FeedForwardForm::Plain, Some(_)) => FeedForwardForm::PlainWithBias,
+                    (FeedForwardForm::Gated, Some(_)) => FeedForwardForm::GatedWithBias,
                     (form, _) => form,
                 },
             })
+        };
+        let share = match self.mixtures {
+            Mixtures::Always(mixture) | Mixtures::Allowed(mixture) => mixture.shared,
+            Mixtures::WithDense(_) | Mixtures::None => SharedShare::Whole,
         };
         let Some(experts) = self.experts(hyper)? else {
             let blocks = (0..n_layers).map(|layer| dense(layer).map(FeedForward::Dense));
@@ -74,7 +79,7 @@ impl LlamaLike {
                     share: if gate.is_some() {
                         SharedShare::Routed
                     } else {
-                        SharedShare::Whole
+                        share
                     },
                 }),
                 ..experts
@@ -120,6 +125,7 @@ impl LlamaLike {
             scaling,
             gate,
             bias,
+            shared: _,
         } = match self.mixtures {
             _ if n_experts == 0 => return Ok(None),
             Mixtures::Allowed(mixture)

@@ -33,9 +33,16 @@ impl LlamaLike {
     ) -> Result<Arrangement, ModelError> {
         let second = || optional_weight(weights, &format!("blk.0.{}", self.feed_forward_norm));
         let named = || hyper.optional::<bool>("use_parallel_residual");
+        let own = || optional_weight(weights, "blk.0.attn_norm_2.weight");
         Ok(match self.parallel {
             Parallel::AsArranged => self.arrangement,
-            Parallel::WithoutSecondNorm if second()?.is_none() => Arrangement::Parallel,
+            Parallel::WithoutSecondNorm if second()?.is_none() => {
+                if own()?.is_some() {
+                    Arrangement::ParallelSecondNorm
+                } else {
+                    Arrangement::Parallel
+                }
+            }
             Parallel::IfNamed if named()? == Some(true) => Arrangement::ParallelTwoNorms,
             Parallel::WithoutSecondNorm | Parallel::IfNamed => self.arrangement,
         })
@@ -92,13 +99,18 @@ impl LlamaLike {
         let shared = self.shared(hyper, weights)?;
         let windows = self.windows(hyper, n_layers)?;
         let heads = hyper.heads(n_layers, dim)?;
+        let rotating = self.rotating(hyper, n_layers)?;
         let trained = hyper.optional::<bool>("rope.scaling.finetuned")?;
         // Linear biases take the place of rotations.
         let none = shared.max_bias.is_some()
             || shared.rotated == RotatedLayers::IfTrained && trained == Some(false);
         let layer = |(at, (heads, window)): (usize, (HeadSizes, Window))| {
             let heads = self.heads_of(hyper, heads, window)?;
-            let rotation = if !none && shared.rotated.includes(at, window) {
+            let rotates = match &rotating {
+                Some(named) => named.get(at).copied().unwrap_or(false),
+                None => shared.rotated.includes(at, window),
+            };
+            let rotation = if !none && rotates {
                 let rope = self.rope_of(hyper, window, heads.k_dim, weights)?;
                 let sections = self.sections.map(|o| hyper.rope_sections(o, rope.n_rot));
                 Rotation {
@@ -112,7 +124,7 @@ impl LlamaLike {
                 .scale
                 .unwrap_or_else(|| self.score_scale(n_layers, dim, heads));
             Ok(AttentionBlock {
-                values: self.values_of(weights, at)?,
+                values: self.values_of(hyper, weights, at)?,
                 ..self.attention_block(&shared, heads, scale, window, rotation)
             })
         };

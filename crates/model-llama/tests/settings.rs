@@ -4,7 +4,7 @@
 
 use crate::common::{CASES, IMAGE_CASES};
 use model_tests::defaults::Defaults;
-use model_tests::settings::SettingsCheck;
+use model_tests::settings::{SettingsCheck, StatedDefault};
 use model_tests::{Recipe, Source, fixture};
 
 /// Settings of training, libraries, tokenizers and heads other than that of tokens.
@@ -41,6 +41,22 @@ const WITHOUT_EFFECT: &[&str] = &[
     "attn_config.output_hidden_states",
     "attn_config.problem_type",
     "attn_config.return_dict",
+    "ffn_config._name_or_path",
+    "ffn_config.architectures",
+    "ffn_config.chunk_size_feed_forward",
+    "ffn_config.dtype",
+    "ffn_config.id2label",
+    "ffn_config.id2label.0",
+    "ffn_config.id2label.1",
+    "ffn_config.is_encoder_decoder",
+    "ffn_config.label2id",
+    "ffn_config.label2id.LABEL_0",
+    "ffn_config.label2id.LABEL_1",
+    "ffn_config.model_type",
+    "ffn_config.output_attentions",
+    "ffn_config.output_hidden_states",
+    "ffn_config.problem_type",
+    "ffn_config.return_dict",
     "bos_token_id",
     "classifier_dropout",
     "dropout",
@@ -91,6 +107,7 @@ const TENSORS_SAY: &[&str] = &[
     "embedding_size",
     "layer_norm_with_affine",
     "attention_bias",
+    "attention_out_bias",
     "bias",
     "decoder_sparse_step",
     "expansion_ratio",
@@ -106,8 +123,12 @@ const TENSORS_SAY: &[&str] = &[
     "moe_layers",
     "moe_num_shared_experts",
     "n_shared_experts",
+    "num_shared_experts",
+    "qk_layernorm",
     "parallel_attn",
     "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "use_bias",
     "use_parallel_residual",
     "use_qk_norm",
     "use_qkv_bias",
@@ -172,9 +193,61 @@ const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
     ("qwen3", "sliding_window"),
     ("qwen3", "use_sliding_window"),
     ("qwen3_moe", "sliding_window"),
-    ("smollm3", "no_rope_layers"), // a 2 is as true as a 1
+    ("smollm3", "no_rope_layer_interval"), // next to no_rope_layers
+    ("smollm3", "no_rope_layers"),         // a 2 is as true as a 1
     ("smollm3", "sliding_window"),
+    ("smollm3_ropes", "no_rope_layer_interval"),
+    ("smollm3_ropes", "no_rope_layers"),
+    ("smollm3_ropes", "sliding_window"),
+    ("deepseek_v32", "first_k_dense_replace"), // next to mlp_layer_types
+    ("exaone_moe", "first_k_dense_replace"),
+    ("exaone_moe", "sliding_window_pattern"), // next to layer_types
+    ("cohere2_moe", "sliding_window_pattern"),
+    ("cohere2_moe", "prefix_dense_sliding_window_pattern"),
+    ("cohere2_moe", "rope_theta"), // next to rope_parameters
+    ("granite_swa", "rope_parameters.rope_theta"), // next to layer_rope_theta
+    ("dots1", "max_window_layers"), // next to layer_types
+    ("dots1", "sliding_window"),
+    ("hy_v3", "enable_moe_fp32_combine"), // all is computed in f32
+    ("falcon_alibi", "new_decoder_architecture"), // with as many key heads as query heads
+    ("falcon_40b", "multi_query"),        // of older decoders
+    ("falcon_40b", "num_ln_in_parallel_attn"), // the norms are there
+    ("chatglm", "apply_query_key_layer_scaling"), // of the precision
+    ("chatglm", "fp32_residual_connection"),
+    ("chatglm", "bias_dropout_fusion"),   // while training
+    ("internlm2", "rope_scaling.factor"), // beyond the trained context
+    ("deepseek", "aux_loss_alpha"),       // while training
+    ("deepseek", "seq_aux"),
+    ("bailing_moe_v2", "max_window_layers"), // without windows
+    ("bailing_moe_v2", "output_dropout"),
+    ("bailing_moe_v2", "router_dtype"), // all is computed in f32
+    ("dbrx", "ffn_config.hidden_size"), // that of the model
+    ("dbrx", "ffn_config.moe_jitter_eps"), // while training
+    ("dbrx", "ffn_config.moe_loss_weight"),
 ];
+
+/// The defaults of published classes, which transformers does not have.
+const STATED: &[StatedDefault] = &[
+    // Published files have the base in attn_config alone.
+    stated(
+        "dbrx",
+        "rope_parameters",
+        r#"{"rope_theta": 20000.0, "rope_type": "default"}"#,
+    ),
+    stated("chatglm", "rope_ratio", "1"),
+    stated("internlm2", "rope_theta", "10000"),
+    stated("minicpm", "rope_theta", "10000"),
+    stated("orion", "rope_theta", "10000"),
+    stated("deepseek", "rope_theta", "10000"),
+];
+
+const fn stated(recipe: &'static str, path: &'static str, value: &'static str) -> StatedDefault {
+    StatedDefault {
+        recipe,
+        path,
+        value,
+    }
+}
 
 /// Settings that say which class a model is of.
 const CHOICES: &[&str] = &["architectures"];
@@ -188,7 +261,7 @@ fn a_setting_is_understood_refused_or_without_effect() {
         without_effect: WITHOUT_EFFECT,
         tensors_say: TENSORS_SAY,
         without_effect_in: WITHOUT_EFFECT_IN,
-        stated: &[],
+        stated: STATED,
         choices: CHOICES,
     };
     let cases = CASES.iter().filter(|case| case.source == Source::Recipe);

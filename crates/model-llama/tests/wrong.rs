@@ -196,12 +196,12 @@ fn the_largest_llama_4_norms_no_queries() {
     assert!(!normed(&metadata));
 }
 
-/// Falcon 40B's second norm, StableLM 2 12B's norms of heads, MPT's rows of positions, a bias.
+/// StableLM 2 12B's and Command R+'s norms of heads, MPT's rows of positions, a bias.
 #[test]
 fn tensors_of_variants_are_refused() {
     for (case, tensor) in [
-        ("falcon", "blk.0.attn_norm_2.weight"),
         ("stablelm", "blk.2.attn_q_norm.weight"),
+        ("cohere", "blk.2.attn_q_norm.weight"),
         ("mpt", "position_embd.weight"),
         ("mpt", "blk.1.attn_qkv.bias"),
         ("llama_gqa_tied", "blk.1.attn_k.bias"),

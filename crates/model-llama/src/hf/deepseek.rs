@@ -5,8 +5,12 @@
 use model_core::hf::{
     FixedValue, GATED, GATED_EXPERTS, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings,
     SILU, TRAINED_LENGTH, TensorRule, TensorStep, VOCAB_SIZE, WIDTH_KEYS, in_layers,
-    latent_head_dims, latent_key_rows, latent_value_rows, same, with,
+    latent_head_dims, latent_key_rows, latent_value_rows, layer_types, same, with,
 };
+
+use super::keys::as_u32;
+use super::routed::dense_layers;
+use crate::latent::LATENT_EPS;
 
 /// Sizes and experts, whatever the version.
 const SHARED_KEYS: &[Key] = &[
@@ -121,10 +125,6 @@ pub(super) const MISTRAL4_KEYS: &[Key] = &[
     Key::With(no_groups),
 ];
 
-fn as_u32(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
-}
-
 /// Heads and latents.
 fn latents(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let heads = config.count("num_attention_heads")?;
@@ -147,6 +147,10 @@ fn latents(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     keys.set("attention.kv_lora_rank", as_u32(rank));
     if let Some(rank) = config.optional_count("q_lora_rank")? {
         keys.set("attention.q_lora_rank", as_u32(rank));
+    }
+    // The classes have a number for these norms, whatever the config says of others.
+    if config.number("rms_norm_eps")? != 1e-6 {
+        keys.set(LATENT_EPS, 1e-6f32);
     }
     let key = "qk_head_dim";
     match config.optional_count(key)? {
@@ -205,40 +209,20 @@ fn layers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     if config.optional_count(key)?.is_some_and(|n| n != 1) {
         return Err(config.wrong(key, "1"));
     }
-    let key = "first_k_dense_replace";
-    let n_dense = match config.optional_number(key)? {
-        None | Some(0.0) => 0,
-        Some(_) => config.count(key)?,
-    };
-    keys.set("leading_dense_block_count", as_u32(n_dense));
+    dense_layers(config, keys)?;
     if let Some(n) = config.optional_count("n_shared_experts")? {
         keys.set("expert_shared_count", as_u32(n));
     }
     Ok(())
 }
 
-/// Lists of what layers are, which may only repeat what other keys say.
+/// The kinds of layers' attention, of which there is one.
 fn layer_kinds(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
-    let n_dense = config.optional_number("first_k_dense_replace")?;
-    let n_dense = n_dense.unwrap_or(0.0) as usize;
-    let feed_forward = |at| if at < n_dense { "dense" } else { "sparse" };
-    let n = config.count("num_hidden_layers")?;
-    let check = |key: &str, kind: &dyn Fn(usize) -> &'static str| {
-        let wanted = || (0..n).map(kind);
-        match config.optional_texts(key)? {
-            Some(found) if !found.iter().copied().eq(wanted()) => {
-                let wanted: Vec<&str> = wanted().collect();
-                Err(config.wrong(key, format!("{wanted:?}")))
-            }
-            _ => Ok(()),
-        }
-    };
-    check("layer_types", &|_| "indexed_attention")?;
-    check("mlp_layer_types", &feed_forward)
+    layer_types(config, &["indexed_attention"]).map(drop)
 }
 
 /// Groups of experts, of which the best are chosen from.
-fn groups(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+pub(super) fn groups(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let Some(n) = config.optional_count("n_group")? else {
         return Ok(());
     };
@@ -276,7 +260,7 @@ fn groups_by_method(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileE
 }
 
 /// The choice to scale the weights of a row's experts to a sum of 1.
-fn sum_of_weights(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+pub(super) fn sum_of_weights(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let one = config.optional_flag("norm_topk_prob")?.unwrap_or(true);
     keys.set("expert_weights_norm", one);
     Ok(())

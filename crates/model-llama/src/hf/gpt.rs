@@ -14,10 +14,10 @@ use model_core::windows::{FullLayer, WindowPattern};
 use super::LLAMA;
 use super::gpt_tensors::{
     BIGCODE_ATTENTION, BIGCODE_FEED_FORWARD, BLOOM_FUSED, BLOOM_LAYERS, BLOOM_TENSORS,
-    CODEGEN_ATTENTION, FALCON_FUSED, GPT_BUFFERS, GPT_EMBEDDING, GPT_FIRST_NORM, GPT_NEO_ATTENTION,
-    GPT_POSITIONS, GPT_SECOND_NORM, GPT2_LAYERS, GPTJ_ATTENTION, GPTJ_FEED_FORWARD, HEAD,
-    MPT_LAYERS, MPT_TENSORS, NEMOTRON_LAYERS, NEMOTRON_TENSORS, NEOX_LAYERS, NEOX_TENSORS,
-    OPT_LAYERS, OPT_TENSORS, PHI_EMBEDDING, PHI_LAYERS,
+    CODEGEN_ATTENTION, FALCON_FUSED, FALCON_NORMS, GPT_BUFFERS, GPT_EMBEDDING, GPT_FIRST_NORM,
+    GPT_NEO_ATTENTION, GPT_POSITIONS, GPT_SECOND_NORM, GPT2_LAYERS, GPTJ_ATTENTION,
+    GPTJ_FEED_FORWARD, HEAD, MPT_LAYERS, MPT_TENSORS, NEMOTRON_LAYERS, NEMOTRON_TENSORS,
+    NEOX_LAYERS, NEOX_TENSORS, OPT_LAYERS, OPT_TENSORS, PHI_EMBEDDING, PHI_LAYERS, falcon_kv_heads,
 };
 use super::keys::as_u32;
 use super::recent::{OFF, ON};
@@ -31,11 +31,7 @@ pub(super) const CLASSES: &[HfClass] = &[
         keys: &[
             DECODER_KEYS,
             ROPE_KEYS,
-            &[
-                eps("layer_norm_eps"),
-                activation("hidden_act", TANH_GELU),
-                only("qk_layernorm", OFF),
-            ],
+            &[eps("layer_norm_eps"), activation("hidden_act", TANH_GELU)],
         ],
         tensors: &[
             PHI_EMBEDDING,
@@ -98,11 +94,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             &[
                 eps("layer_norm_epsilon"),
                 activation("activation_function", TANH_GELU),
-                only("multi_query", ON),
-                Key::Constant {
-                    to: "attention.head_count_kv",
-                    value: 1,
-                },
+                Key::With(bigcode_heads),
             ],
             GPT2_ATTENTION_KEYS,
         ],
@@ -210,11 +202,16 @@ pub(super) const CLASSES: &[HfClass] = &[
             &[
                 eps("layer_norm_epsilon"),
                 activation("activation", EXACT_GELU),
-                only("new_decoder_architecture", OFF),
                 Key::With(falcon_attention),
             ],
         ],
-        tensors: &[BLOOM_TENSORS, HEAD, BLOOM_LAYERS, FALCON_FUSED],
+        tensors: &[
+            BLOOM_TENSORS,
+            HEAD,
+            BLOOM_LAYERS,
+            FALCON_NORMS,
+            FALCON_FUSED,
+        ],
         aliases: &[
             ("intermediate_size", "ffn_hidden_size"),
             ("num_hidden_layers", "n_layer"),
@@ -359,7 +356,7 @@ const SIZES: &[Key] = &[
 ];
 
 /// The `eps` of layer norms.
-const fn eps(from: &'static str) -> Key {
+pub(super) const fn eps(from: &'static str) -> Key {
     Key::Number {
         to: "attention.layer_norm_epsilon",
         from,
@@ -457,11 +454,18 @@ fn opt_numbers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError>
     Ok(())
 }
 
-/// One key and value for all heads or one for each; biases by distance instead of rotations.
-fn falcon_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+/// One key and value for all heads, or one for each.
+fn bigcode_heads(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     if config.optional_flag("multi_query")? != Some(false) {
         keys.set("attention.head_count_kv", 1u32);
     }
+    Ok(())
+}
+
+/// One key and value for all heads, one for each, or so many as newer decoders say; biases by
+/// distance instead of rotations.
+fn falcon_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    keys.set("attention.head_count_kv", as_u32(falcon_kv_heads(config)?));
     if config.optional_flag("alibi")? == Some(true) {
         keys.set("attention.max_alibi_bias", 8f32);
     }

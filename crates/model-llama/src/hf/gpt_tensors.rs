@@ -4,7 +4,8 @@
 //! order, however they lie in the files.
 
 use model_core::hf::{
-    HfConfig, ModelFileError, PLUS_ONE, TensorRule, TensorStep, in_layers, same, with,
+    HfConfig, ModelFileError, PLUS_ONE, PickedRows, TensorRule, TensorStep, head_dim, in_layers,
+    same, with,
 };
 
 /// Heads whose queries, keys and values lie together.
@@ -12,12 +13,54 @@ fn heads(config: &HfConfig) -> Result<usize, ModelFileError> {
     config.count("num_attention_heads")
 }
 
-/// The same of Falcon, where all heads share one key and one value, which follow the queries.
-fn falcon_heads(config: &HfConfig) -> Result<usize, ModelFileError> {
+/// Heads whose keys and values a GPT-BigCode has, which follow their queries: all or one.
+fn bigcode_groups(config: &HfConfig) -> Result<usize, ModelFileError> {
     match config.optional_flag("multi_query")? {
         Some(false) => heads(config),
         _ => Ok(1),
     }
+}
+
+/// Heads whose keys and values a Falcon has: as many as it says in newer decoders, or all or one.
+pub(super) fn falcon_kv_heads(config: &HfConfig) -> Result<usize, ModelFileError> {
+    let n_heads = heads(config)?;
+    if config.optional_flag("new_decoder_architecture")? != Some(true) {
+        return bigcode_groups(config);
+    }
+    let key = "num_kv_heads";
+    let own = config.optional_count(key)?.unwrap_or(n_heads);
+    if n_heads.is_multiple_of(own) {
+        Ok(own)
+    } else {
+        let wanted = format!("a divisor of 'num_attention_heads', which is {n_heads}");
+        Err(config.wrong(key, wanted))
+    }
+}
+
+/// Falcon's queries, keys and values.
+fn falcon_parts(config: &HfConfig) -> Result<PickedRows, ModelFileError> {
+    grouped_rows(config, falcon_kv_heads(config)?, &[0, 1, 2])
+}
+
+/// The rows of queries (0), keys (1) or values (2) where they lie key head by key head, its queries
+/// first, its value last.
+pub(super) fn grouped_rows(
+    config: &HfConfig,
+    kv_heads: usize,
+    parts: &[usize],
+) -> Result<PickedRows, ModelFileError> {
+    let (n_queries, dim) = (heads(config)? / kv_heads, head_dim(config)?);
+    let starts = [0, n_queries, n_queries + 1, n_queries + 2].map(|at| at * dim);
+    let group = starts[3];
+    let of_part = |&part: &usize| {
+        let of_head =
+            move |head: usize| head * group + starts[part]..head * group + starts[part + 1];
+        (0..kv_heads).map(of_head)
+    };
+    Ok(PickedRows {
+        n_rows: kv_heads * group,
+        rows: parts.iter().flat_map(of_part).collect(),
+    })
 }
 
 /// CodeGen lays its heads out for four devices.
@@ -36,9 +79,11 @@ const BY_HEAD: &[TensorStep] = &[TensorStep::PartsTogether {
 }];
 
 const BY_HEAD_UNLESS_SHARED: &[TensorStep] = &[TensorStep::PartsTogether {
-    groups: falcon_heads,
+    groups: bigcode_groups,
     of: 3,
 }];
+
+const BY_KEY_HEAD: &[TensorStep] = &[TensorStep::PickedRows(falcon_parts)];
 
 const TRANSPOSED: &[TensorStep] = &[TensorStep::Transposed];
 
@@ -96,8 +141,8 @@ pub(super) const GPT2_LAYERS: &[TensorRule] = &in_layers(
 pub(super) const BIGCODE_ATTENTION: &[TensorRule] = &in_layers(
     "transformer.h.{l}.attn.",
     [
-        same("attn_qkv.weight", "c_attn.weight"),
-        same("attn_qkv.bias", "c_attn.bias"),
+        with("attn_qkv.weight", "c_attn.weight", BY_HEAD_UNLESS_SHARED),
+        with("attn_qkv.bias", "c_attn.bias", BY_HEAD_UNLESS_SHARED),
         same("attn_output.weight", "c_proj.weight"),
         same("attn_output.bias", "c_proj.bias"),
     ],
@@ -190,6 +235,10 @@ pub(super) const PHI_LAYERS: &[TensorRule] = &in_layers(
     [
         same("attn_norm.weight", "input_layernorm.weight"),
         same("attn_norm.bias", "input_layernorm.bias"),
+        same("attn_q_norm.weight", "self_attn.q_layernorm.weight"),
+        same("attn_q_norm.bias", "self_attn.q_layernorm.bias"),
+        same("attn_k_norm.weight", "self_attn.k_layernorm.weight"),
+        same("attn_k_norm.bias", "self_attn.k_layernorm.bias"),
         same("attn_output.weight", "self_attn.dense.weight"),
         same("attn_output.bias", "self_attn.dense.bias"),
         same("ffn_up.weight", "mlp.fc1.weight"),
@@ -331,8 +380,19 @@ pub(super) const BLOOM_FUSED: &[TensorRule] = &in_layers(
 pub(super) const FALCON_FUSED: &[TensorRule] = &in_layers(
     "transformer.h.{l}.self_attention.query_key_value.",
     [
-        with("attn_qkv.weight", "weight", BY_HEAD_UNLESS_SHARED),
-        with("attn_qkv.bias", "bias", BY_HEAD_UNLESS_SHARED),
+        with("attn_qkv.weight", "weight", BY_KEY_HEAD),
+        with("attn_qkv.bias", "bias", BY_KEY_HEAD),
+    ],
+);
+
+/// The norms of newer decoders, one for each block.
+pub(super) const FALCON_NORMS: &[TensorRule] = &in_layers(
+    "transformer.h.{l}.",
+    [
+        same("attn_norm.weight", "ln_mlp.weight"),
+        same("attn_norm.bias", "ln_mlp.bias"),
+        same("attn_norm_2.weight", "ln_attn.weight"),
+        same("attn_norm_2.bias", "ln_attn.bias"),
     ],
 );
 

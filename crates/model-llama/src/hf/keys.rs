@@ -1,6 +1,7 @@
 //! Which keys of `config.json` become which GGUF keys, where the shared tables do not cover it.
 
 use kv_graph::rope::YarnRamp;
+use model_core::gguf::Array;
 use model_core::hf::{
     FixedValue, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings, SILU, full_attention,
     gemma_score_scale, layer_types, window_of_all, windows_by_layer,
@@ -33,8 +34,15 @@ pub(super) const QWEN3_MOE_KEYS: &[Key] = &[
     },
 ];
 
-pub(super) const COHERE2_KEYS: &[Key] = &[
+pub(super) const COHERE2_KEYS: &[Key] = &[Key::All(COHERE_KEYS), Key::With(cohere2_windows)];
+
+/// Norms and the factor on logits of Command R and its descendants.
+pub(super) const COHERE_KEYS: &[Key] = &[
     SILU,
+    Key::Only {
+        from: "attention_bias",
+        is: FixedValue::Flag(false),
+    },
     Key::Number {
         to: "attention.layer_norm_epsilon",
         from: "layer_norm_eps",
@@ -47,7 +55,6 @@ pub(super) const COHERE2_KEYS: &[Key] = &[
         from: "use_qk_norm",
         is: FixedValue::Flag(false),
     },
-    Key::With(cohere2_windows),
 ];
 
 pub(super) const GPT_OSS_KEYS: &[Key] = &[
@@ -82,11 +89,8 @@ pub(super) const LLAMA4_KEYS: &[Key] = &[
     Key::With(llama4_attention),
 ];
 
-pub(super) const SMOLLM3_KEYS: &[Key] = &[
-    SILU,
-    Key::With(full_attention),
-    Key::With(every_fourth_does_not_rotate),
-];
+pub(super) const SMOLLM3_KEYS: &[Key] =
+    &[SILU, Key::With(full_attention), Key::With(smollm3_rotation)];
 
 pub(super) const STARCODER2_KEYS: &[Key] = &[
     Key::Number {
@@ -216,6 +220,30 @@ fn every_fourth_does_not_rotate(config: &HfConfig, _: &mut Keys) -> Result<(), M
         Some(own) if own != interval => Err(config.wrong(key, interval.to_string())),
         _ => Ok(()),
     }
+}
+
+/// Layers without positions: `no_rope_layers` has 1 for layers *with* rotation, and without it the
+/// last of so many does not rotate. GGUF files leave every fourth to the architecture.
+fn smollm3_rotation(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let n_layers = config.count("num_hidden_layers")?;
+    let (list, key) = ("no_rope_layers", "no_rope_layer_interval");
+    let interval = config.optional_count(key)?.unwrap_or(4);
+    let rotates: Vec<bool> = match config.optional_numbers(list)? {
+        None => (0..n_layers).map(|at| (at + 1) % interval != 0).collect(),
+        Some(flags) if flags.len() == n_layers => flags.iter().map(|&flag| flag != 0.0).collect(),
+        Some(_) => {
+            let wanted = format!("a list of {n_layers}: 1 for layers that rotate, 0 for others");
+            return Err(config.wrong(list, wanted));
+        }
+    };
+    if rotates
+        .iter()
+        .enumerate()
+        .any(|(at, &own)| own == is_fourth(at))
+    {
+        keys.set("attention.rope_pattern", Array::Bool(rotates));
+    }
+    Ok(())
 }
 
 /// Chunks, layers without positions, and the temperature of long texts. GGUF files leave these to

@@ -4,12 +4,15 @@
 mod deepseek;
 mod diffusion;
 mod eagle3;
+mod further;
 mod gemma3n;
 mod gemma4;
 mod gpt;
 mod gpt_tensors;
 mod keys;
+mod mimo;
 mod phimoe;
+mod published;
 mod recent;
 mod routed;
 mod tensors;
@@ -30,9 +33,9 @@ use keys::{
     STARCODER2_KEYS, alternating_windows, gemma3_rope, phi3_window,
 };
 use tensors::{
-    GEMMA_EMBEDDING, GPT_OSS_EXPERTS, GPT_OSS_NORM, LLAMA4_DENSE, LLAMA4_EXPERTS, MIXTRAL_TENSORS,
-    OLMO2_NORMS, PHI3_TENSORS, QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER, STARCODER2_FEED_FORWARD,
-    STARCODER2_NORM_BIASES,
+    GEMMA_EMBEDDING, GPT_OSS_EXPERTS, GPT_OSS_NORM, LLAMA4_DENSE, LLAMA4_EXPERTS, LLAMA4_ROUTER,
+    MIXTRAL_TENSORS, OLMO2_NORMS, PHI3_TENSORS, QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER,
+    STARCODER2_FEED_FORWARD, STARCODER2_NORM_BIASES,
 };
 
 /// Tables of buffers that old files hold.
@@ -66,6 +69,9 @@ pub(crate) fn classes() -> impl Iterator<Item = &'static HfClass> {
         .chain(gemma4::CLASSES)
         .chain(gemma3n::CLASSES)
         .chain(eagle3::CLASSES)
+        .chain(further::CLASSES)
+        .chain(mimo::CLASSES)
+        .chain(published::CLASSES)
 }
 
 /// From Llama to gpt-oss.
@@ -189,22 +195,25 @@ const CLASSES: &[HfClass] = &[
             ATTENTION_VECTORS,
             NORM_BEFORE_FFN,
             LLAMA4_DENSE,
+            LLAMA4_ROUTER,
             LLAMA4_EXPERTS,
         ],
         defaults: &[("head_dim", 128), ("rope_theta", 500_000)],
         ..LLAMA
     },
     DEEPSEEK_V2,
+    DEEPSEEK_V3,
     HfClass {
-        name: "DeepseekV3ForCausalLM",
-        keys: &[RMS_EPS, DEEPSEEK_V3_KEYS],
+        name: "Glm4MoeLiteForCausalLM",
+        aliases: &[("head_dim", "qk_rope_head_dim")],
         defaults: &[
-            ("n_group", 8),
-            ("topk_group", 4),
-            ("num_key_value_heads", 128),
-            ("q_lora_rank", 1536),
+            ("first_k_dense_replace", 1),
+            ("n_group", 1),
+            ("topk_group", 1),
+            ("num_key_value_heads", 20),
+            ("q_lora_rank", 768),
         ],
-        ..DEEPSEEK_V2
+        ..DEEPSEEK_V3
     },
     HfClass {
         name: "Mistral4ForCausalLM",
@@ -268,6 +277,19 @@ const DEEPSEEK_V2: HfClass = HfClass {
     ],
     defaults: &[("q_lora_rank", 1536)],
     ..LLAMA
+};
+
+/// Routes by sigmoids.
+const DEEPSEEK_V3: HfClass = HfClass {
+    name: "DeepseekV3ForCausalLM",
+    keys: &[RMS_EPS, DEEPSEEK_V3_KEYS],
+    defaults: &[
+        ("n_group", 8),
+        ("topk_group", 4),
+        ("num_key_value_heads", 128),
+        ("q_lora_rank", 1536),
+    ],
+    ..DEEPSEEK_V2
 };
 
 /// Llama with a window.

@@ -68,12 +68,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             DECODER_KEYS,
             RMS_EPS,
             ROPE_KEYS,
-            &[
-                SILU,
-                only("attention_bias", ON),
-                only("attention_out_bias", OFF),
-                only("mlp_bias", OFF),
-            ],
+            &[SILU, only("attention_bias", ON), only("mlp_bias", OFF)],
         ],
         tensors: &[
             EMBEDDING_TENSORS,
@@ -104,18 +99,15 @@ pub(super) const CLASSES: &[HfClass] = &[
     HfClass {
         name: "Ernie4_5ForCausalLM",
         architecture: "ernie4_5",
-        keys: &[
-            DECODER_KEYS,
-            RMS_EPS,
-            ROPE_KEYS,
-            &[SILU, only("use_bias", OFF)],
-        ],
+        keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, &[SILU]],
         tensors: &[
             EMBEDDING_TENSORS,
             INPUT_NORM,
             ATTENTION_TENSORS,
+            ATTENTION_VECTORS,
             NORM_BEFORE_FFN,
             GATED_TENSORS,
+            GATED_BIASES,
         ],
         defaults: &[
             ("head_dim", 128),
@@ -124,26 +116,7 @@ pub(super) const CLASSES: &[HfClass] = &[
         ],
         ..LLAMA
     },
-    HfClass {
-        name: "GraniteMoeForCausalLM",
-        architecture: "granitemoe",
-        keys: &[
-            DECODER_KEYS,
-            RMS_EPS,
-            ROPE_KEYS,
-            GRANITE_FACTORS,
-            EXPERT_KEYS,
-            &[SILU, only("attention_bias", OFF)],
-        ],
-        tensors: &[
-            EMBEDDING_TENSORS,
-            INPUT_NORM,
-            PAIRED_ATTENTION,
-            NORM_BEFORE_FFN,
-            GRANITE_EXPERTS,
-        ],
-        ..GRANITE
-    },
+    GRANITE_MOE,
     HfClass {
         name: "MinistralForCausalLM",
         keys: &[
@@ -197,6 +170,28 @@ pub(super) const CLASSES: &[HfClass] = &[
     },
 ];
 
+/// Granite with a mixture in every layer.
+pub(super) const GRANITE_MOE: HfClass = HfClass {
+    name: "GraniteMoeForCausalLM",
+    architecture: "granitemoe",
+    keys: &[
+        DECODER_KEYS,
+        RMS_EPS,
+        ROPE_KEYS,
+        GRANITE_FACTORS,
+        EXPERT_KEYS,
+        &[SILU, only("attention_bias", OFF)],
+    ],
+    tensors: &[
+        EMBEDDING_TENSORS,
+        INPUT_NORM,
+        PAIRED_ATTENTION,
+        NORM_BEFORE_FFN,
+        GRANITE_EXPERTS,
+    ],
+    ..GRANITE
+};
+
 const HUNYUAN: HfClass = HfClass {
     name: "HunYuanDenseV1ForCausalLM",
     architecture: "hunyuan-dense",
@@ -246,7 +241,7 @@ const GLM4_TENSORS: &[TensorRule] = &in_layers(
 );
 
 /// Experts in one tensor each, gate before up.
-const GRANITE_EXPERTS: &[TensorRule] = &in_layers(
+pub(super) const GRANITE_EXPERTS: &[TensorRule] = &in_layers(
     "model.layers.{l}.block_sparse_moe.",
     [
         same("ffn_gate_inp.weight", "router.layer.weight"),
@@ -261,6 +256,16 @@ const GRANITE_EXPERTS: &[TensorRule] = &in_layers(
             &[TensorStep::RowPart { part: 1, of: 2 }],
         ),
         same("ffn_down_exps.weight", "output_linear.weight"),
+    ],
+);
+
+/// Biases of a feed-forward block with a gate.
+const GATED_BIASES: &[TensorRule] = &in_layers(
+    "model.layers.{l}.mlp.",
+    [
+        same("ffn_gate.bias", "gate_proj.bias"),
+        same("ffn_up.bias", "up_proj.bias"),
+        same("ffn_down.bias", "down_proj.bias"),
     ],
 );
 
@@ -285,7 +290,10 @@ const HUNYUAN_EXPERTS: &[TensorRule] = &in_layers(
     ],
 );
 
-fn three_of_four_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+pub(super) fn three_of_four_windows(
+    config: &HfConfig,
+    keys: &mut Keys,
+) -> Result<(), ModelFileError> {
     windows_by_layer(config, keys, LAST_OF_FOUR)
 }
 

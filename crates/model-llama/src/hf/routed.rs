@@ -5,12 +5,13 @@ use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, FixedValue,
     GATED_TENSORS, HEAD_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError,
     NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS, SILU, TensorRule, TensorStep, full_attention, head_dim,
-    in_layers, only, rope_keys, same, with,
+    in_layers, layer_types, only, rope_keys, same, with,
 };
 
 use super::LLAMA;
+use super::deepseek::{groups, sum_of_weights};
 use super::keys::{EXPERT_KEYS, as_u32};
-use super::recent::{NORM_AFTER_ATTENTION, OFF, ON};
+use super::recent::{NORM_AFTER_ATTENTION, OFF, ON, three_of_four_windows};
 use super::tensors::{MIXTRAL_TENSORS, QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER};
 
 /// All classes of this file.
@@ -68,7 +69,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             GATED_TENSORS,
             QWEN3_MOE_ROUTER,
             QWEN3_MOE_EXPERTS,
-            GLM4_MOE_EXPERTS,
+            SHARED_EXPERTS,
             HEAD_TENSORS,
         ],
         rotated_part: Some(0.5),
@@ -95,6 +96,71 @@ pub(super) const CLASSES: &[HfClass] = &[
             ERNIE_EXPERTS,
         ],
         defaults: &[("num_key_value_heads", 4), ("rope_theta", 500_000)],
+        ..LLAMA
+    },
+    HfClass {
+        name: "Dots1ForCausalLM",
+        architecture: "dots1",
+        keys: &[
+            DECODER_KEYS,
+            RMS_EPS,
+            ROPE_KEYS,
+            EXPERT_WIDTH,
+            SIGMOID_ROUTED,
+            &[
+                SILU,
+                only("attention_bias", OFF),
+                Key::With(sum_of_chosen),
+                Key::With(dots_windows),
+            ],
+        ],
+        tensors: SIGMOID_TENSORS,
+        defaults: &[("max_window_layers", 62), ("sliding_window", 4096)],
+        ..LLAMA
+    },
+    EXAONE_MOE,
+    // As the published files call it.
+    HfClass {
+        name: "ExaoneMoEForCausalLM",
+        ..EXAONE_MOE
+    },
+    HfClass {
+        name: "HYV3ForCausalLM",
+        architecture: "hy_v3",
+        keys: &[
+            DECODER_KEYS,
+            RMS_EPS,
+            ROPE_KEYS,
+            EXPERT_WIDTH,
+            SIGMOID_ROUTED,
+            &[
+                SILU,
+                only("attention_bias", OFF),
+                only("mlp_bias", OFF),
+                only("route_norm", ON),
+            ],
+        ],
+        tensors: &[
+            EMBEDDING_TENSORS,
+            INPUT_NORM,
+            ATTENTION_TENSORS,
+            ATTENTION_VECTORS,
+            NORM_BEFORE_FFN,
+            GATED_TENSORS,
+            QWEN3_MOE_EXPERTS,
+            HY_V3_EXPERTS,
+        ],
+        aliases: &[
+            ("n_routed_experts", "num_experts"),
+            ("n_shared_experts", "num_shared_experts"),
+            ("routed_scaling_factor", "router_scaling_factor"),
+        ],
+        defaults: &[
+            ("first_k_dense_replace", 1),
+            ("head_dim", 128),
+            ("num_key_value_heads", 8),
+            ("rope_theta", 11_158_840),
+        ],
         ..LLAMA
     },
     HfClass {
@@ -142,10 +208,94 @@ pub(super) const CLASSES: &[HfClass] = &[
     },
 ];
 
-/// The number of GGUF's `expert_gating_func`.
+/// K-EXAONE.
+const EXAONE_MOE: HfClass = HfClass {
+    name: "ExaoneMoeForCausalLM",
+    architecture: "exaone-moe",
+    keys: &[
+        DECODER_KEYS,
+        RMS_EPS,
+        ROPE_KEYS,
+        EXPERT_WIDTH,
+        SIGMOID_ROUTED,
+        &[
+            SILU,
+            Key::With(sum_of_weights),
+            Key::With(three_of_four_windows),
+        ],
+    ],
+    tensors: &[
+        EMBEDDING_TENSORS,
+        INPUT_NORM,
+        ATTENTION_TENSORS,
+        ATTENTION_VECTORS,
+        NORM_BEFORE_FFN,
+        GATED_TENSORS,
+        QWEN3_MOE_ROUTER,
+        QWEN3_MOE_EXPERTS,
+        SHARED_EXPERTS,
+        EXAONE_BIAS,
+    ],
+    other_parts: &["mtp."],
+    aliases: &[
+        ("n_routed_experts", "num_experts"),
+        ("n_shared_experts", "num_shared_experts"),
+    ],
+    defaults: &[
+        ("first_k_dense_replace", 1),
+        ("num_key_value_heads", 32),
+        ("sliding_window", 4096),
+    ],
+    ..LLAMA
+};
+
+/// The numbers of GGUF's `expert_gating_func`.
+const SOFTMAX: u32 = 1;
 const SIGMOID: u32 = 2;
 
-const EXPERT_WIDTH: &[Key] = &[Key::Count {
+/// Sigmoids with biases on the choice, out of the best groups where there are any; the first layers
+/// may be dense.
+pub(super) const SIGMOID_ROUTED: &[Key] = &[
+    Key::All(SIGMOID_ROUTES),
+    Key::Number {
+        to: "expert_weights_scale",
+        from: "routed_scaling_factor",
+    },
+];
+
+/// The same without the factor on their weights.
+pub(super) const SIGMOID_ROUTES: &[Key] = &[
+    Key::Count {
+        to: "expert_count",
+        from: "n_routed_experts",
+    },
+    Key::Count {
+        to: "expert_used_count",
+        from: "num_experts_per_tok",
+    },
+    Key::Constant {
+        to: "expert_gating_func",
+        value: SIGMOID,
+    },
+    Key::With(groups),
+    Key::With(dense_layers),
+    Key::With(shared_experts),
+];
+
+/// A layer of queries and keys that are normed, and experts of these routes.
+const SIGMOID_TENSORS: &[&[TensorRule]] = &[
+    EMBEDDING_TENSORS,
+    INPUT_NORM,
+    ATTENTION_TENSORS,
+    ATTENTION_VECTORS,
+    NORM_BEFORE_FFN,
+    GATED_TENSORS,
+    QWEN3_MOE_ROUTER,
+    QWEN3_MOE_EXPERTS,
+    SHARED_EXPERTS,
+];
+
+pub(super) const EXPERT_WIDTH: &[Key] = &[Key::Count {
     to: "expert_feed_forward_length",
     from: "moe_intermediate_size",
 }];
@@ -193,13 +343,30 @@ const QWEN2_MOE_SHARED: &[TensorRule] = &in_layers(
     ],
 );
 
-const GLM4_MOE_EXPERTS: &[TensorRule] = &in_layers(
+pub(super) const SHARED_EXPERTS: &[TensorRule] = &in_layers(
     "model.layers.{l}.mlp.",
     [
         same("exp_probs_b.bias", "gate.e_score_correction_bias"),
         same("ffn_gate_shexp.weight", "shared_experts.gate_proj.weight"),
         same("ffn_up_shexp.weight", "shared_experts.up_proj.weight"),
         same("ffn_down_shexp.weight", "shared_experts.down_proj.weight"),
+    ],
+);
+
+/// The biases of the choice next to the router.
+const EXAONE_BIAS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.mlp.",
+    [same("exp_probs_b.bias", "e_score_correction_bias")],
+);
+
+const HY_V3_EXPERTS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.mlp.",
+    [
+        same("ffn_gate_inp.weight", "router.gate.weight"),
+        same("exp_probs_b.bias", "expert_bias"),
+        same("ffn_gate_shexp.weight", "shared_mlp.gate_proj.weight"),
+        same("ffn_up_shexp.weight", "shared_mlp.up_proj.weight"),
+        same("ffn_down_shexp.weight", "shared_mlp.down_proj.weight"),
     ],
 );
 
@@ -226,6 +393,73 @@ const MINIMAX_BIAS: &[TensorRule] = &in_layers(
 pub(super) fn sum_of_chosen(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let sums = config.optional_flag("norm_topk_prob")?.unwrap_or(false);
     keys.set("expert_weights_norm", sums);
+    Ok(())
+}
+
+/// The number of layers before the first mixture: what the list of all says, or the count.
+pub(super) fn n_dense_layers(config: &HfConfig) -> Result<usize, ModelFileError> {
+    let key = "mlp_layer_types";
+    if let Some(types) = config.optional_texts(key)? {
+        let n_layers = config.count("num_hidden_layers")?;
+        let n_dense = types.iter().take_while(|&&t| t == "dense").count();
+        let is_known =
+            types.len() == n_layers && types.iter().skip(n_dense).all(|&t| t == "sparse");
+        let wanted = format!("a list of {n_layers}: \"dense\" for the first, then \"sparse\"");
+        return is_known
+            .then_some(n_dense)
+            .ok_or_else(|| config.wrong(key, wanted));
+    }
+    let key = "first_k_dense_replace";
+    match config.optional_number(key)? {
+        None | Some(0.0) => Ok(0),
+        Some(_) => config.count(key),
+    }
+}
+
+pub(super) fn dense_layers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    keys.set("leading_dense_block_count", as_u32(n_dense_layers(config)?));
+    Ok(())
+}
+
+/// The experts of every row, where there are any.
+pub(super) fn shared_experts(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let key = "n_shared_experts";
+    if config.optional_number(key)?.is_some_and(|n| n != 0.0) {
+        let n = config.count(key)?;
+        let width = n * config.count("moe_intermediate_size")?;
+        keys.set("expert_shared_count", as_u32(n));
+        keys.set("expert_shared_feed_forward_length", as_u32(width));
+    }
+    Ok(())
+}
+
+/// Sigmoids, divided by their sum or not, or a softmax of the chosen ones.
+pub(super) fn sigmoid_or_softmax(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let key = "expert_selection_fn";
+    match config.optional_text(key)? {
+        Some("sigmoid") => {
+            keys.set("expert_gating_func", SIGMOID);
+            sum_of_weights(config, keys)
+        }
+        None | Some("softmax") => {
+            keys.set("expert_gating_func", SOFTMAX);
+            keys.set("expert_weights_norm", true);
+            Ok(())
+        }
+        Some(_) => Err(config.wrong(key, "one of: sigmoid, softmax")),
+    }
+}
+
+/// Layers from one on would have a window, where the config does not name them.
+fn dots_windows(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
+    let full = layer_types(config, &["full_attention"])?;
+    let key = "sliding_window";
+    let n_layers = config.count("num_hidden_layers")?;
+    let windowed = config.optional_count(key)?.is_some()
+        && config.optional_number("max_window_layers")?.unwrap_or(0.0) < n_layers as f64;
+    if full.is_none() && windowed {
+        return Err(config.wrong(key, "null"));
+    }
     Ok(())
 }
 

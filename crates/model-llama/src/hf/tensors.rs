@@ -120,32 +120,40 @@ pub(super) const GPT_OSS_EXPERTS: &[TensorRule] = &in_layers(
 
 pub(super) const LLAMA4_DENSE: &[TensorRule] = &in_layers("model.layers.{l}.feed_forward.", GATED);
 
-/// Llama 4: gate and up are the halves of the columns of one matrix `[experts, dim, 2 hidden]`.
+/// Gate and up are the halves of the columns of one matrix `[experts, dim, 2 hidden]`.
+pub(super) const GATE_AND_UP_IN_COLUMNS: [TensorRule; 3] = [
+    with(
+        "ffn_gate_exps.weight",
+        "gate_up_proj",
+        &[
+            TensorStep::ColumnPart { part: 0, of: 2 },
+            TensorStep::Transposed,
+        ],
+    ),
+    with(
+        "ffn_up_exps.weight",
+        "gate_up_proj",
+        &[
+            TensorStep::ColumnPart { part: 1, of: 2 },
+            TensorStep::Transposed,
+        ],
+    ),
+    with(
+        "ffn_down_exps.weight",
+        "down_proj",
+        &[TensorStep::Transposed],
+    ),
+];
+
 pub(super) const LLAMA4_EXPERTS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.feed_forward.experts.",
+    GATE_AND_UP_IN_COLUMNS,
+);
+
+pub(super) const LLAMA4_ROUTER: &[TensorRule] = &in_layers(
     "model.layers.{l}.feed_forward.",
     [
         same("ffn_gate_inp.weight", "router.weight"),
-        with(
-            "ffn_gate_exps.weight",
-            "experts.gate_up_proj",
-            &[
-                TensorStep::ColumnPart { part: 0, of: 2 },
-                TensorStep::Transposed,
-            ],
-        ),
-        with(
-            "ffn_up_exps.weight",
-            "experts.gate_up_proj",
-            &[
-                TensorStep::ColumnPart { part: 1, of: 2 },
-                TensorStep::Transposed,
-            ],
-        ),
-        with(
-            "ffn_down_exps.weight",
-            "experts.down_proj",
-            &[TensorStep::Transposed],
-        ),
         same("ffn_gate_shexp.weight", "shared_expert.gate_proj.weight"),
         same("ffn_up_shexp.weight", "shared_expert.up_proj.weight"),
         same("ffn_down_shexp.weight", "shared_expert.down_proj.weight"),

@@ -5,10 +5,15 @@
 use kv_graph::rope::SectionOrder;
 use model_core::gguf::Array;
 use model_core::hf::{
-    DECODER_KEYS, HfClass, HfConfig, Key, Keys, ModelFileError, RMS_EPS, RopeSettings, SILU,
-    full_attention,
+    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS, HfClass,
+    HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, RMS_EPS, RopeSettings, SILU,
+    TensorRule, full_attention, in_layers, only,
 };
 
+use super::keys::EXPERT_KEYS;
+use super::recent::OFF;
+use super::routed::EXPERT_WIDTH;
+use super::tensors::{GATE_AND_UP_IN_COLUMNS, QWEN3_MOE_ROUTER};
 use super::{GEMMA3, LLAMA, MISTRAL, QWEN2, QWEN3};
 
 /// The classes of this file.
@@ -21,25 +26,58 @@ pub(super) const CLASSES: &[HfClass] = &[
         name: "Qwen2_5_VLForConditionalGeneration",
         ..QWEN2_VL
     },
+    QWEN3_VL,
     HfClass {
-        name: "Qwen3VLForConditionalGeneration",
-        architecture: "qwen3vl",
+        name: "Qwen3VLMoeForConditionalGeneration",
+        architecture: "qwen3vlmoe",
         keys: &[
             DECODER_KEYS,
             RMS_EPS,
+            EXPERT_KEYS,
+            EXPERT_WIDTH,
             &[
                 SILU,
+                only("attention_bias", OFF),
                 Key::With(full_attention),
                 Key::With(interleaved_sections),
             ],
         ],
-        section: Some("text_config"),
-        text: "language_model.",
-        other_parts: VISION,
-        defaults: &[("head_dim", 128), ("rope_theta", 500_000)],
-        ..QWEN3
+        tensors: &[
+            EMBEDDING_TENSORS,
+            INPUT_NORM,
+            ATTENTION_TENSORS,
+            ATTENTION_VECTORS,
+            NORM_BEFORE_FFN,
+            GATED_TENSORS,
+            QWEN3_MOE_ROUTER,
+            QWEN3_VL_EXPERTS,
+        ],
+        ..QWEN3_VL
     },
 ];
+
+const QWEN3_VL: HfClass = HfClass {
+    name: "Qwen3VLForConditionalGeneration",
+    architecture: "qwen3vl",
+    keys: &[
+        DECODER_KEYS,
+        RMS_EPS,
+        &[
+            SILU,
+            Key::With(full_attention),
+            Key::With(interleaved_sections),
+        ],
+    ],
+    section: Some("text_config"),
+    text: "language_model.",
+    other_parts: VISION,
+    defaults: &[("head_dim", 128), ("rope_theta", 500_000)],
+    ..QWEN3
+};
+
+/// Gate and up are the halves of the columns of one matrix `[experts, dim, 2 hidden]`.
+const QWEN3_VL_EXPERTS: &[TensorRule] =
+    &in_layers("model.layers.{l}.mlp.experts.", GATE_AND_UP_IN_COLUMNS);
 
 /// LLaVA 1.5 (Liu et al., arXiv 2310.03744) with a Llama.
 const LLAVA: HfClass = HfClass {

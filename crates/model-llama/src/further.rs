@@ -1,0 +1,187 @@
+//! [`MEMBERS`]: members that recombine what those of [`crate::family`] brought, a row each.
+
+use kv_graph::rope::{RopeStyle, SectionOrder};
+use kv_graph::{Activation, RouteSum};
+use model_core::blocks::{FeedForwardForm, NormKind, QkNorm, QkvBias, QkvWeights, SharedShare};
+use model_core::windows::{FullLayer, WindowPattern};
+
+use crate::family::{
+    BIASED_SIGMOID, COHERE2, GRANITE, PLAIN, QWEN3, SIGMOID, SOFTMAX_OF_CHOSEN, last_of,
+};
+use crate::member::{
+    Biases, EmbeddingScale, LayerSinks, LayerWindows, LlamaLike, Mixture, Mixtures, Positions,
+    QkvClamp, RotatedLayers, ValueForm, WindowedRope,
+};
+
+/// The weights of a row's experts are their shares of all, which add up to less than 1.
+const SHARES_OF_ALL: Mixtures = Mixtures::Always(Mixture {
+    sum: RouteSum::Free,
+    ..SOFTMAX_OF_CHOSEN
+});
+
+pub(crate) const MEMBERS: &[LlamaLike] = &[
+    // arXiv 2403.08295.
+    LlamaLike {
+        name: "gemma",
+        activation: Activation::GeluTanh,
+        embedding: EmbeddingScale::SqrtDim,
+        ..PLAIN
+    },
+    // Command R without norms of queries and keys.
+    LlamaLike {
+        name: "command-r",
+        rotated: RotatedLayers::All,
+        windows: LayerWindows::None,
+        ..COHERE2
+    },
+    LlamaLike {
+        name: "cohere2moe",
+        mixtures: Mixtures::Always(Mixture {
+            shared: SharedShare::Mean,
+            ..SIGMOID
+        }),
+        ..COHERE2
+    },
+    // Muennighoff et al., arXiv 2409.02060.
+    LlamaLike {
+        name: "olmoe",
+        qk_norm: QkNorm::WholeRow,
+        mixtures: SHARES_OF_ALL,
+        ..PLAIN
+    },
+    // AFM 4.5B.
+    LlamaLike {
+        name: "arcee",
+        rope: RopeStyle::Norm,
+        feed_forward: FeedForwardForm::Plain,
+        activation: Activation::ReluSquared,
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "granite_swa",
+        rotated: RotatedLayers::NamedOrAll,
+        sinks: LayerSinks::All,
+        windows: LayerWindows::Sliding {
+            pattern: WindowPattern {
+                period: 4,
+                full: FullLayer::First,
+            },
+            rope: WindowedRope::Same,
+        },
+        ..GRANITE
+    },
+    // K-EXAONE.
+    LlamaLike {
+        name: "exaone-moe",
+        qk_norm: QkNorm::PerHead,
+        rotated: RotatedLayers::WindowedIfNamed,
+        windows: LayerWindows::IfNamed {
+            pattern: last_of(4),
+            rope: WindowedRope::Same,
+        },
+        mixtures: Mixtures::Always(BIASED_SIGMOID),
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "dots1",
+        mixtures: Mixtures::Always(BIASED_SIGMOID),
+        ..QWEN3
+    },
+    // Hunyuan 3.
+    LlamaLike {
+        name: "hy_v3",
+        mixtures: Mixtures::Always(BIASED_SIGMOID),
+        ..QWEN3
+    },
+    // ChatGLM 2 and 3, GLM-4 9B.
+    LlamaLike {
+        name: "chatglm",
+        qkv: QkvWeights::Fused,
+        bias: Biases::AsInFile,
+        rope: RopeStyle::Norm,
+        feed_forward: FeedForwardForm::FusedGate,
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "dbrx",
+        norm: NormKind::Layer,
+        feed_forward_norm: "attn_output_norm.weight",
+        qkv: QkvWeights::Fused,
+        clamp: QkvClamp::IfNamed,
+        mixtures: Mixtures::Always(SOFTMAX_OF_CHOSEN),
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "jais2",
+        norm: NormKind::LayerWithBias,
+        bias: Biases::Of(QkvBias::All),
+        feed_forward: FeedForwardForm::PlainWithBias,
+        activation: Activation::ReluSquared,
+        ..PLAIN
+    },
+    // MiMo-V2 Flash.
+    LlamaLike {
+        name: "mimo2",
+        values: ValueForm::ScaledIfNamed,
+        sinks: LayerSinks::Windowed,
+        windows: LayerWindows::Sliding {
+            pattern: last_of(6),
+            rope: WindowedRope::Own(10_000.0),
+        },
+        mixtures: Mixtures::Always(BIASED_SIGMOID),
+        ..PLAIN
+    },
+    // Cai et al., arXiv 2403.17297.
+    LlamaLike {
+        name: "internlm2",
+        rope: RopeStyle::Norm,
+        ..PLAIN
+    },
+    // Hu et al., arXiv 2404.06395.
+    LlamaLike {
+        name: "minicpm",
+        rotated: RotatedLayers::All,
+        ..GRANITE
+    },
+    // Yang et al., arXiv 2309.10305: 7B rotates, 13B has linear biases.
+    LlamaLike {
+        name: "baichuan",
+        rope: RopeStyle::Norm,
+        positions: Positions::BiasesOfLayers {
+            n_layers: 40,
+            usual: 8.0,
+        },
+        ..PLAIN
+    },
+    // DeepSeekMoE: Dai et al., arXiv 2401.06066.
+    LlamaLike {
+        name: "deepseek",
+        rope: RopeStyle::Norm,
+        mixtures: SHARES_OF_ALL,
+        ..PLAIN
+    },
+    // Ling 2 and Ring 2.
+    LlamaLike {
+        name: "bailingmoe2",
+        qkv: QkvWeights::Fused,
+        qk_norm: QkNorm::PerHead,
+        mixtures: Mixtures::Always(BIASED_SIGMOID),
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "qwen3vlmoe",
+        sections: Some(SectionOrder::Interleaved),
+        mixtures: Mixtures::Always(SOFTMAX_OF_CHOSEN),
+        ..QWEN3
+    },
+    LlamaLike {
+        name: "xverse",
+        rope: RopeStyle::Norm,
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "orion",
+        norm: NormKind::LayerWithBias,
+        ..PLAIN
+    },
+];
