@@ -7,6 +7,19 @@ use serde_json::{Value, json};
 
 use crate::{Recipe, fixture};
 
+/// The models, and what their templates write for a picture.
+pub const MODELS: [(&str, &str); 9] = [
+    ("qwen2_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
+    ("qwen2_5_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
+    ("qwen3_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
+    ("qwen3_5", "<|vision_start|><|image_pad|><|vision_end|>"),
+    ("llava", "<image>"),
+    ("gemma3", "<start_of_image>"),
+    ("mistral3", "[IMG]"),
+    ("internvl", "<IMG_CONTEXT>"),
+    ("smolvlm", "<image>"),
+];
+
 /// The tokens behind those of `tokenizers/spm512`, as in `fixtures/vision/make.py`.
 const ADDED: [&str; 8] = [
     "<|image_pad|>",
@@ -19,11 +32,35 @@ const ADDED: [&str; 8] = [
     "<pad>",
 ];
 
-/// Those behind them, of Mistral 3 alone.
-const OF_MISTRAL: [&str; 3] = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"];
+/// Those behind them, of one model alone.
+fn own_tokens(name: &str) -> Vec<String> {
+    let own: &[&str] = match name {
+        "mistral3" => &["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+        "internvl" => &["<img>", "</img>", "<IMG_CONTEXT>"],
+        "smolvlm" => &["<fake_token_around_image>", "<global-img>"],
+        _ => &[],
+    };
+    let mut own: Vec<String> = own.iter().map(|&text| text.to_owned()).collect();
+    if name == "smolvlm" {
+        let places = (1..=3).flat_map(|row| (1..=3).map(move |column| (row, column)));
+        own.extend(places.map(|(row, column)| format!("<row_{row}_col_{column}>")));
+    }
+    own
+}
 
 /// Widths and heights of the pictures of a reference.
 pub const SIZES: [[u32; 2]; 2] = [[120, 90], [20, 12]];
+
+/// Width and height of a third picture of some references, and the number of its first rows that
+/// come of pixels as they are: the others are of a smaller copy.
+pub fn exact_size(name: &str) -> Option<([u32; 2], usize)> {
+    match name {
+        "qwen3_vl" | "qwen3_5" => Some(([32, 16], 8)),
+        "internvl" | "lfm2_vl" => Some(([16, 16], 4)),
+        "smolvlm" => Some(([48, 48], 36)),
+        _ => None,
+    }
+}
 
 /// The recipe of this name in `fixtures/vision`.
 pub fn recipe(name: &str) -> Recipe {
@@ -40,8 +77,9 @@ pub fn expand(name: &str, mark: &str, to: &Path) {
     let spm = fixture("tokenizers/spm512");
     let tokenizer = std::fs::read(spm.join("tokenizer.json")).unwrap();
     let mut tokenizer: Value = serde_json::from_slice(&tokenizer).unwrap();
-    let of_mistral = OF_MISTRAL.iter().filter(|_| name == "mistral3");
-    for (id, text) in (512..).zip(ADDED.iter().chain(of_mistral)) {
+    let own = own_tokens(name);
+    let own = own.iter().map(String::as_str);
+    for (id, text) in (512..).zip(ADDED.into_iter().chain(own)) {
         tokenizer["added_tokens"]
             .as_array_mut()
             .unwrap()

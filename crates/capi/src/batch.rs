@@ -103,7 +103,7 @@ c_api! {
         Handle::new(BatchExt {
             n_batch: context.sizes.n_batch as usize,
             n_vocab: context.shared.n_vocab(),
-            n_embd: context.shared.n_embd(),
+            n_embd: context.shared.n_embd_inp(),
             n_seqs: context.lock().engine.memory().n_seqs(),
             entries: Mutex::default(),
         })

@@ -271,7 +271,7 @@ fn submitted(name: &str, handle: Handle<Context>, arrays: &BatchArrays, work: Wo
     };
     let mut state = context.lock();
     let reading = EntryLayout {
-        n_embd: context.shared.n_embd(),
+        n_embd: context.shared.n_embd_inp(),
         takes_images: state.engine.memory().takes_images(),
     };
     let Some(mut entries) = log::or_line(name, entries::entries(arrays, reading)) else {

@@ -211,7 +211,7 @@ c_api! {
     }
 
     fn llama_model_n_embd_inp(model: Handle<Model>) -> i32 = 0; {
-        shared("llama_model_n_embd_inp", model).map_or(0, |model| count(model.n_embd()))
+        shared("llama_model_n_embd_inp", model).map_or(0, |model| count(model.n_embd_inp()))
     }
 
     fn llama_model_n_embd_out(model: Handle<Model>) -> i32 = 0; {

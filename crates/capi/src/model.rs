@@ -151,6 +151,14 @@ impl SharedModel {
         }
     }
 
+    /// Width of rows in place of tokens.
+    pub(crate) fn n_embd_inp(&self) -> usize {
+        match &self.architecture {
+            Some(model) => model.given_dim(),
+            None => self.n_embd(),
+        }
+    }
+
     /// The texts of all tokens as the vocabulary has them.
     pub(crate) fn token_texts(&self) -> &[CString] {
         self.texts.get_or_init(|| {

@@ -8,17 +8,8 @@ use cellar::{
     CancelFlag, EngineConfig, Error, GenerateOptions, KvType, KvTypes, Model, ModelOptions,
     PreparedPicture, PromptTokens, SamplerConfig, TokenId, picture_chat,
 };
-use model_tests::vision::{SIZES, expand, picture, recipe};
+use model_tests::vision::{MODELS, SIZES, expand, picture, recipe};
 use serde_json::{Value, json};
-
-/// The models, and what their templates write for a picture.
-const MODELS: [(&str, &str); 5] = [
-    ("qwen2_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
-    ("qwen2_5_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
-    ("llava", "<image>"),
-    ("gemma3", "<start_of_image>"),
-    ("mistral3", "[IMG]"),
-];
 
 fn open(name: &str, mark: &str, engine: EngineConfig) -> Model {
     let folder = tempfile::tempdir().unwrap();
@@ -162,11 +153,19 @@ fn the_same_picture_is_computed_once() {
         let again = prompt(&model, &SIZES);
         let again = texts(&mut model, vec![again]).remove(0);
         assert_eq!(ids(&again), wanted, "{name}");
-        assert_eq!(again.usage.n_reused(), n_prompt - 1, "{name}");
+        let assert_reused = |n: usize, wanted: usize| {
+            if name == "qwen3_5" {
+                // A state has the point alone at which it was kept.
+                assert!(n <= wanted, "{name}");
+            } else {
+                assert_eq!(n, wanted, "{name}");
+            }
+        };
+        assert_reused(again.usage.n_reused(), n_prompt - 1);
         assert_eq!(computed(&mut model), 2, "{name}");
         let other = prompt(&model, &[SIZES[0], [32, 24]]);
         let other = texts(&mut model, vec![other]).remove(0);
-        assert_eq!(other.usage.n_reused(), second, "{name}");
+        assert_reused(other.usage.n_reused(), second);
         assert_eq!(computed(&mut model), 3, "{name}");
         let other = prompt(&model, &[SIZES[1], SIZES[0]]);
         let other = texts(&mut model, vec![other]).remove(0);

@@ -368,6 +368,8 @@ pub struct Settings {
     pub swap_bytes: u64,
     /// How their K and V are kept there, see [`EngineConfig::swap_type`].
     pub swap_type: Option<KvType>,
+    /// Width of the rows between layers.
+    pub embedding_dim: usize,
     layers: LayerMap,
     memory: MemoryConfig,
     n_active: u32,
@@ -505,7 +507,7 @@ impl EngineConfig {
                 n_batch: self.n_batch,
                 n_seqs: memory.n_seqs,
                 n_vocab: count("vocabulary", model.vocab_size())?,
-                n_embd: count("embedding width", model.embedding_dim())?,
+                n_embd: count("width of given rows", model.given_dim())?,
             },
             layout: RowLayout::new(&layers, &rows.cells, &self.kv_types)?
                 .with_states(&layers, rows.states)?
@@ -516,6 +518,7 @@ impl EngineConfig {
             prefix_bytes: self.prefix_bytes,
             swap_bytes: self.swap_bytes,
             swap_type: self.swap_type,
+            embedding_dim: model.embedding_dim(),
             layers,
             n_active: memory.n_active(),
             memory,
@@ -542,7 +545,7 @@ impl Settings {
     pub fn output_width(&self) -> usize {
         match self.output {
             OutputKind::Logits | OutputKind::MaskLogits(_) => self.rules.n_vocab as usize,
-            OutputKind::Embeddings => self.rules.n_embd as usize,
+            OutputKind::Embeddings => self.embedding_dim,
             OutputKind::Scores { n_labels } => n_labels,
         }
     }

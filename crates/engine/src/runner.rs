@@ -146,7 +146,7 @@ impl<B: Backend> Runner<B> {
         match self.rows_kind {
             RowsOut::Whole | RowsOut::Drafts => self.settings.output_width(),
             RowsOut::Candidates(k) => TopK::row_len(k),
-            RowsOut::Sources => self.settings.rules.n_embd as usize,
+            RowsOut::Sources => self.settings.embedding_dim,
         }
     }
 

@@ -40,6 +40,12 @@ pub trait Model: fmt::Debug + Send + Sync {
     /// Width of the embedding rows.
     fn embedding_dim(&self) -> usize;
 
+    /// Values of a row that is given in place of a token: an embedding row, and behind it what is
+    /// added behind the first layers, where a model has that.
+    fn given_dim(&self) -> usize {
+        self.embedding_dim()
+    }
+
     /// The kind of its graph's first output.
     fn output(&self) -> OutputKind {
         OutputKind::Logits

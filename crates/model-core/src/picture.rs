@@ -43,6 +43,17 @@ pub struct Tile {
     pub order: Vec<u32>,
 }
 
+impl Tile {
+    /// Rows and columns of its patches.
+    pub fn sides(&self) -> (usize, usize) {
+        let last = |side: fn(&GridPos) -> u32| {
+            let most = self.places.iter().map(side).max();
+            most.map_or(0, |most| most as usize + 1)
+        };
+        (last(|place| place.y), last(|place| place.x))
+    }
+}
+
 /// A picture that a tower can compute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {

@@ -105,6 +105,7 @@ impl LlamaLike {
                 norm: self.norm(norm_eps),
             }),
             rows: DecoderRows::OfTokens,
+            deep_rows: 0,
             input: match (self.embedding_norm, self.positions) {
                 (EmbeddingNorm::Normed, _) => DecoderInput::Normed,
                 (_, Positions::Learnt) => DecoderInput::Positions(8192),

@@ -25,6 +25,18 @@ use crate::member::{
 pub(crate) const SHIFTED_LOGITS: &str = "diffusion.shift_logits";
 
 impl LlamaLike {
+    /// The first layers behind which something is added to given rows.
+    fn deep_rows(&self, hyper: &Hyperparameters<'_>, n_layers: usize) -> Result<usize, ModelError> {
+        let key = "n_deepstack_layers";
+        let n = hyper.optional::<u32>(key)?.unwrap_or(0) as usize;
+        if n > n_layers {
+            let reason = format!("it is {n}, and the model has {n_layers} layers");
+            let key = hyper.key(key);
+            return Err(ModelError::Setting { key, reason });
+        }
+        Ok(n)
+    }
+
     /// The places of the norms of this file's layers.
     fn arrangement(
         &self,
@@ -212,6 +224,7 @@ impl Architecture for LlamaLike {
             norm,
             per_layer_inputs: self.per_layer_inputs(&hyper, weights, norm)?,
             rows: DecoderRows::OfTokens,
+            deep_rows: self.deep_rows(&hyper, layers.len())?,
             input: self.decoder_input(weights)?,
             arrangement: self.arrangement(&hyper, weights)?,
             feed_forward_norm: self.feed_forward_norm,

@@ -9,10 +9,15 @@ use model_core::picture::Tile;
 /// The arrangement of the rows of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrangement {
-    /// The first, which is no patch's, goes (CLIP).
-    WithoutFirst,
     /// So many that follow each other become one (Qwen2-VL).
     Joined(usize),
+    /// Those of squares become one, and those before patches go (CLIP, InternVL, Idefics 3).
+    Squares {
+        /// Rows of a square.
+        side: usize,
+        /// Rows that are no patch's.
+        n_before: usize,
+    },
     /// Those of squares of so many rows and columns become their mean (Gemma 3).
     Averaged {
         /// Rows of a square.
@@ -24,8 +29,9 @@ impl Arrangement {
     /// The width of rows of `dim` values afterwards.
     pub(crate) fn width(self, dim: usize) -> usize {
         match self {
-            Self::WithoutFirst | Self::Averaged { .. } => dim,
+            Self::Averaged { .. } => dim,
             Self::Joined(n) => n * dim,
+            Self::Squares { side, .. } => side * side * dim,
         }
     }
 
@@ -33,10 +39,9 @@ impl Arrangement {
     pub(crate) fn n_rows(self, tile: &Tile) -> usize {
         let n = tile.places.len();
         match self {
-            Self::WithoutFirst => n.saturating_sub(1),
             Self::Joined(joined) => n / joined.max(1),
-            Self::Averaged { kernel } => {
-                let (height, width) = sides(tile);
+            Self::Squares { side: kernel, .. } | Self::Averaged { kernel } => {
+                let (height, width) = tile.sides();
                 (height / kernel.max(1)) * (width / kernel.max(1))
             }
         }
@@ -44,23 +49,17 @@ impl Arrangement {
 
     /// The rows of a tile of so many rows and columns of patches, afterwards.
     pub(crate) fn apply(self, rows: Vec<f32>, dim: usize, tile: &Tile) -> Vec<f32> {
-        let (height, width) = sides(tile);
+        let (height, width) = tile.sides();
         let rows = match self {
             Self::Joined(_) => rows,
-            Self::WithoutFirst => rows.get(dim..).unwrap_or_default().to_vec(),
+            Self::Squares { side, n_before } => {
+                let rows = rows.get(n_before * dim..).unwrap_or_default();
+                joined(rows, dim, [height, width], side)
+            }
             Self::Averaged { kernel } => averaged(&rows, dim, [height, width], kernel),
         };
         reordered(rows, self.width(dim), &tile.order)
     }
-}
-
-/// Rows and columns of a tile's patches.
-fn sides(tile: &Tile) -> (usize, usize) {
-    let last = |side: fn(&kv_core::GridPos) -> u32| {
-        let most = tile.places.iter().map(side).max();
-        most.map_or(0, |most| most as usize + 1)
-    };
-    (last(|place| place.y), last(|place| place.x))
 }
 
 /// The rows in reading order: `order` has the place of each.
@@ -99,6 +98,18 @@ fn averaged(rows: &[f32], dim: usize, [height, width]: [usize; 2], kernel: usize
     out
 }
 
+fn joined(rows: &[f32], dim: usize, [height, width]: [usize; 2], side: usize) -> Vec<f32> {
+    let side = side.max(1);
+    let mut out = Vec::with_capacity(rows.len());
+    for (y, x) in corners([height, width], side) {
+        for dy in 0..side {
+            let start = ((y + dy) * width + x) * dim;
+            out.extend_from_slice(rows.get(start..start + side * dim).unwrap_or_default());
+        }
+    }
+    out
+}
+
 /// The upper left corners of whole squares, in reading order.
 fn corners([height, width]: [usize; 2], step: usize) -> impl Iterator<Item = (usize, usize)> {
     let ends = (0..height / step).map(move |y| y * step);
@@ -131,10 +142,21 @@ mod tests {
             averaged.apply(rows.clone(), 2, &tile),
             [2.5, 102.5, 4.5, 104.5]
         );
-        assert_eq!(
-            Arrangement::WithoutFirst.apply(rows.clone(), 2, &tile),
-            rows[2..]
-        );
+    }
+
+    #[test]
+    fn squares_become_one_row() {
+        let (tile, rows) = tile(2, 4);
+        let squares = Arrangement::Squares {
+            side: 2,
+            n_before: 1,
+        };
+        assert_eq!((squares.width(2), squares.n_rows(&tile)), (8, 2));
+        let behind_one = [vec![-1.0, -2.0], rows].concat();
+        let joined = squares.apply(behind_one, 2, &tile);
+        let first = [0.0, 100.0, 1.0, 101.0, 4.0, 104.0, 5.0, 105.0];
+        assert_eq!(joined[..8], first);
+        assert_eq!(joined[8..10], [2.0, 102.0]);
     }
 
     #[test]

@@ -19,16 +19,17 @@ use kv_graph::{Graph, GraphShape};
 use model_core::architecture::ModelError;
 use model_core::picture::{Picture, PictureEncoder, PictureError, Tile};
 
-use crate::tower::Tower;
+use crate::tower::{POSITIONS, Tower, TowerPositions};
 
-/// Compiled graphs that are kept: pictures of one size need two.
-const N_PROGRAMS: usize = 4;
+/// Sizes of pictures whose compiled graphs are kept.
+const N_SIZES: usize = 2;
 
 /// The name of a graph of a tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Tower,
-    Projector,
+    /// The projector of this number.
+    Projector(usize),
 }
 
 /// A compiled graph, for so many rows.
@@ -51,6 +52,8 @@ pub struct TowerEncoder<B: Backend> {
     /// The last used last.
     programs: VecDeque<CompiledStage<B::Program>>,
     outputs: GraphOutputs,
+    /// The learned rows of positions that are resampled, where they are.
+    square: Vec<f32>,
 }
 
 impl<B: Backend> TowerEncoder<B> {
@@ -66,6 +69,13 @@ impl<B: Backend> TowerEncoder<B> {
         let layout = RowLayout::default();
         let rows = backend.allocate(&layout)?;
         let weights = backend.load_weights(Arc::clone(&source), OnProgress::default())?;
+        let square = match tower.positions {
+            TowerPositions::None | TowerPositions::Learned(_) => Vec::new(),
+            TowerPositions::Resampled(_) => {
+                let rows = source.require(POSITIONS).map_err(ModelError::Weight)?;
+                rows.to_f32()
+            }
+        };
         Ok(Self {
             backend,
             tower,
@@ -75,32 +85,54 @@ impl<B: Backend> TowerEncoder<B> {
             rows,
             programs: VecDeque::new(),
             outputs: GraphOutputs::default(),
+            square,
         })
     }
 
     /// The rows of a tile.
     fn tile(&mut self, tile: &Tile, cancel: &CancelFlag) -> Result<Vec<f32>, PictureError> {
         let tower = Arc::clone(&self.tower);
-        let rows = self.run(Stage::Tower, tower.patch_len, tile, cancel)?;
-        let width = tower.arrangement.width(tower.dim);
-        let merged = Tile {
-            patches: tower.arrangement.apply(rows, tower.dim, tile),
-            ..Tile::default()
+        let given = match tower.positions {
+            TowerPositions::None | TowerPositions::Learned(_) => None,
+            TowerPositions::Resampled(resampling) => {
+                let rows = resampling.rows(&self.square, tower.dim, tile);
+                Some(Tile {
+                    patches: side_by_side(vec![
+                        (tile.patches.clone(), tower.patch_len),
+                        (rows, tower.dim),
+                    ]),
+                    ..tile.clone()
+                })
+            }
         };
-        if tower.projector.is_empty() {
-            return Ok(merged.patches);
+        let given = given.as_ref().unwrap_or(tile);
+        let rows = self.run(Stage::Tower, tower.given_len(), given, cancel)?;
+        let width = tower.arrangement.width(tower.dim);
+        let mut parts = Vec::with_capacity(rows.len());
+        for (number, (steps, rows)) in tower.projectors().zip(rows).enumerate() {
+            let merged = Tile {
+                patches: tower.arrangement.apply(rows, tower.dim, tile),
+                ..Tile::default()
+            };
+            let projected = if steps.is_empty() {
+                merged.patches
+            } else {
+                let results = self.run(Stage::Projector(number), width, &merged, cancel)?;
+                results.into_iter().next().unwrap_or_default()
+            };
+            parts.push((projected, tower.projected_dim(steps)));
         }
-        self.run(Stage::Projector, width, &merged, cancel)
+        Ok(side_by_side(parts))
     }
 
-    /// The result of a graph for a tile's values, `width` of which are a row.
+    /// The results of a graph for a tile's values, `width` of which are a row.
     fn run(
         &mut self,
         stage: Stage,
         width: usize,
         tile: &Tile,
         cancel: &CancelFlag,
-    ) -> Result<Vec<f32>, PictureError> {
+    ) -> Result<Vec<Vec<f32>>, PictureError> {
         let ubatch = ubatch_of(tile, width)?;
         let n_rows = ubatch.n_tokens() as usize;
         let mut compiled = self.compiled(stage, n_rows)?;
@@ -127,12 +159,7 @@ impl<B: Backend> TowerEncoder<B> {
         ran?;
         self.backend.finish(&mut self.rows)?;
         self.source.check()?;
-        Ok(self
-            .outputs
-            .values
-            .first_mut()
-            .map(std::mem::take)
-            .unwrap_or_default())
+        Ok(std::mem::take(&mut self.outputs.values))
     }
 
     /// The program of a graph for so many rows, taken out of those that are kept.
@@ -147,12 +174,13 @@ impl<B: Backend> TowerEncoder<B> {
         {
             return Ok(kept);
         }
-        while self.programs.len() >= N_PROGRAMS {
+        let n_stages = 1 + self.tower.projectors().count();
+        while self.programs.len() >= N_SIZES * n_stages {
             self.programs.pop_front();
         }
         let graph = match stage {
             Stage::Tower => self.tower.graph(n_rows),
-            Stage::Projector => self.tower.projector_graph(n_rows),
+            Stage::Projector(number) => self.tower.projector_graph(number, n_rows),
         };
         let graph: Graph = graph.map_err(ModelError::Graph)?;
         let windows = graph.batch_windows().map(|window| BatchVisibility {
@@ -185,6 +213,26 @@ impl<B: Backend> fmt::Debug for TowerEncoder<B> {
             .field("backend", &self.backend.info())
             .finish_non_exhaustive()
     }
+}
+
+/// The rows of several lists, each with its width, one beside the other.
+fn side_by_side(mut parts: Vec<(Vec<f32>, usize)>) -> Vec<f32> {
+    if parts.len() < 2 {
+        return parts.pop().map(|(rows, _)| rows).unwrap_or_default();
+    }
+    let mut out = Vec::with_capacity(parts.iter().map(|(rows, _)| rows.len()).sum());
+    let mut lists: Vec<_> = parts
+        .iter()
+        .map(|(rows, width)| rows.chunks_exact((*width).max(1)))
+        .collect();
+    while let Some(row) = lists
+        .iter_mut()
+        .map(Iterator::next)
+        .collect::<Option<Vec<_>>>()
+    {
+        row.into_iter().for_each(|part| out.extend_from_slice(part));
+    }
+    out
 }
 
 /// The values of a tile as rows of one ubatch.

@@ -10,6 +10,12 @@ pub(crate) enum TowerKind {
     Qwen2Vl,
     /// The same with RMS norms, gates and windows (Qwen2.5-VL, Bai et al., arXiv 2502.13923).
     Qwen25Vl,
+    /// Learned positions that are resampled, rotated by rows and columns besides, plain matrices
+    /// (Qwen3-VL, arXiv 2511.21631).
+    Qwen3Vl,
+    /// Learned positions behind a row of its own, factors on what layers add (InternViT, Chen et
+    /// al., arXiv 2312.14238).
+    InternVit,
     /// Learned positions, no row before patches (SigLIP, Zhai et al., arXiv 2303.15343).
     SigLip,
     /// Learned positions behind a row of its own, a norm at the beginning (CLIP, Radford et al.,
@@ -30,6 +36,21 @@ pub(crate) enum ProjectorKind {
     Merged,
     /// The mean of squares, a norm and a matrix (Gemma 3).
     Averaged,
+    /// Squares become one row, a norm and two matrices with GELU between them (InternVL).
+    NormedSquares,
+    /// Squares become one row, and a matrix (Idefics 3).
+    Squares,
+}
+
+/// The text that stands for a picture in a prompt, around placeholders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PictureText {
+    /// One for all rows, with text before and after it.
+    Around([&'static str; 2]),
+    /// One for each row of patches, with tokens after each and after the last.
+    RowEnds([&'static str; 2]),
+    /// One for each tile, which tokens with its row and column name (Idefics 3).
+    NamedTiles,
 }
 
 /// The rows of the table.
@@ -43,10 +64,7 @@ pub(crate) struct Family {
     pub(crate) mark: &'static str,
     /// The token in whose places rows of pictures stand, where the file does not say it.
     pub(crate) placeholder: &'static str,
-    /// The text around the placeholder of a picture.
-    pub(crate) around: [&'static str; 2],
-    /// The tokens after each row of a picture and after its last, where there are such.
-    pub(crate) row_ends: Option<[&'static str; 2]>,
+    pub(crate) text: PictureText,
     /// True if rows of a picture all see each other in the decoder.
     pub(crate) sees_itself: bool,
 }
@@ -59,8 +77,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         projector: ProjectorKind::TwoMatrices,
         mark: "<|image_pad|>",
         placeholder: "<|image_pad|>",
-        around: ["", ""],
-        row_ends: None,
+        text: PictureText::Around(["", ""]),
         sees_itself: false,
     },
     Family {
@@ -69,8 +86,16 @@ pub(crate) const FAMILIES: &[Family] = &[
         projector: ProjectorKind::TwoMatrices,
         mark: "<|image_pad|>",
         placeholder: "<|image_pad|>",
-        around: ["", ""],
-        row_ends: None,
+        text: PictureText::Around(["", ""]),
+        sees_itself: false,
+    },
+    Family {
+        name: "qwen3vl_merger",
+        tower: TowerKind::Qwen3Vl,
+        projector: ProjectorKind::TwoMatrices,
+        mark: "<|image_pad|>",
+        placeholder: "<|image_pad|>",
+        text: PictureText::Around(["", ""]),
         sees_itself: false,
     },
     Family {
@@ -79,8 +104,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         projector: ProjectorKind::TwoMatrices,
         mark: "<image>",
         placeholder: "<image>",
-        around: ["", ""],
-        row_ends: None,
+        text: PictureText::Around(["", ""]),
         sees_itself: false,
     },
     Family {
@@ -89,8 +113,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         projector: ProjectorKind::Averaged,
         mark: "<start_of_image>",
         placeholder: "<image_soft_token>",
-        around: ["\n\n<start_of_image>", "<end_of_image>\n\n"],
-        row_ends: None,
+        text: PictureText::Around(["\n\n<start_of_image>", "<end_of_image>\n\n"]),
         sees_itself: true,
     },
     Family {
@@ -99,8 +122,25 @@ pub(crate) const FAMILIES: &[Family] = &[
         projector: ProjectorKind::Merged,
         mark: "[IMG]",
         placeholder: "[IMG]",
-        around: ["", ""],
-        row_ends: Some(["[IMG_BREAK]", "[IMG_END]"]),
+        text: PictureText::RowEnds(["[IMG_BREAK]", "[IMG_END]"]),
+        sees_itself: false,
+    },
+    Family {
+        name: "internvl",
+        tower: TowerKind::InternVit,
+        projector: ProjectorKind::NormedSquares,
+        mark: "<IMG_CONTEXT>",
+        placeholder: "<IMG_CONTEXT>",
+        text: PictureText::Around(["<img>", "</img>"]),
+        sees_itself: false,
+    },
+    Family {
+        name: "idefics3",
+        tower: TowerKind::SigLip,
+        projector: ProjectorKind::Squares,
+        mark: "<image>",
+        placeholder: "<image>",
+        text: PictureText::NamedTiles,
         sees_itself: false,
     },
 ];

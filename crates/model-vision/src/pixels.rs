@@ -11,6 +11,8 @@ use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
 use model_core::picture::PictureError;
 
+use crate::size::Size;
+
 /// The most bytes of a file that are read.
 pub const MAX_BYTES: usize = 32 << 20;
 
@@ -42,6 +44,14 @@ pub(crate) enum Filter {
 }
 
 impl Pixels {
+    /// Width and height.
+    pub(crate) fn size(&self) -> Size {
+        Size {
+            width: self.width,
+            height: self.height,
+        }
+    }
+
     /// A picture of these values, row by row.
     ///
     /// # Errors

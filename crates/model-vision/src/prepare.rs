@@ -11,6 +11,7 @@ use model_core::picture::{PictureError, PictureGrid, Tile};
 
 use crate::pixels::{Filter, Pixels};
 use crate::size::{Size, fitted, shorter_side, smart};
+use crate::tiles::{TileGrid, Tiling};
 
 /// The way from pictures to patches.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,6 +50,14 @@ pub(crate) enum Shape {
     Stretched(u32),
     /// The middle of the picture, whose shorter side has this length.
     Middle(u32),
+    /// Tiles.
+    Tiled {
+        tiling: Tiling,
+        /// Pixels of a row of a tile.
+        side: u32,
+        /// Rows before patches.
+        n_before: u32,
+    },
 }
 
 /// A picture as a tower takes it.
@@ -57,6 +66,8 @@ pub(crate) struct PreparedPicture {
     pub(crate) tiles: Vec<Tile>,
     /// Rows and columns of what comes out of a tile, where positions follow them.
     pub(crate) grid: Option<PictureGrid>,
+    /// Rows and columns of tiles, where it was cut.
+    pub(crate) tile_grid: TileGrid,
 }
 
 impl Preparation {
@@ -65,10 +76,7 @@ impl Preparation {
     /// # Errors
     /// [`PictureError`] where its shape is none that the model takes.
     pub(crate) fn prepare(&self, pixels: &Pixels) -> Result<PreparedPicture, PictureError> {
-        let size = Size {
-            width: pixels.width,
-            height: pixels.height,
-        };
+        let size = pixels.size();
         let resized = |size: Size| pixels.resized(size.width, size.height, self.filter);
         match self.shape {
             Shape::Natural {
@@ -88,21 +96,35 @@ impl Preparation {
                     width: side,
                     height: side,
                 })?;
-                Ok(self.plain(&square, 0))
+                Ok(PreparedPicture::of(self.tile(&square, 0)))
             }
             Shape::Middle(side) => {
                 let pixels = resized(shorter_side(size, side))?;
                 let start = |length: u32| (i64::from(length) - i64::from(side)) / 2;
                 let corner = [start(pixels.width), start(pixels.height)];
-                Ok(self.plain(&pixels.cropped(corner, side, side), 1))
+                let middle = pixels.cropped(corner, side, side);
+                Ok(PreparedPicture::of(self.tile(&middle, 1)))
+            }
+            Shape::Tiled {
+                tiling,
+                side,
+                n_before,
+            } => {
+                let cut = tiling.cut(pixels, side, self.filter)?;
+                let tiles = cut.parts.iter().map(|part| self.tile(part, n_before));
+                Ok(PreparedPicture {
+                    tiles: tiles.collect(),
+                    grid: None,
+                    tile_grid: cut.grid,
+                })
             }
         }
     }
 
-    /// One tile of patches in reading order, behind so many that are none.
-    fn plain(&self, pixels: &Pixels, n_before: u32) -> PreparedPicture {
+    /// Patches in reading order, behind so many that are none.
+    fn tile(&self, pixels: &Pixels, n_before: u32) -> Tile {
         let (width, height) = (pixels.width / self.patch, pixels.height / self.patch);
-        let places = (0..height).flat_map(|y| (0..width).map(move |x| GridPos { y, x }));
+        let places = squares([height, width]);
         let before = (0..n_before).map(|_| GridPos::default());
         let mut tile = Tile::default();
         for _ in 0..n_before {
@@ -112,12 +134,9 @@ impl Preparation {
         for place in places.clone() {
             self.push_patch(pixels, place, &mut tile.patches);
         }
-        tile.places = before.chain(places).collect();
         tile.positions = (0..n_before + width * height).collect();
-        PreparedPicture {
-            tiles: vec![tile],
-            grid: None,
-        }
+        tile.places = before.chain(places).collect();
+        tile
     }
 
     /// One tile of squares of patches, window by window where there are such.
@@ -125,8 +144,7 @@ impl Preparation {
         let merge = merge.max(1);
         let side = self.patch * merge;
         let (width, height) = (pixels.width / side, pixels.height / side);
-        let squares = (0..height).flat_map(|y| (0..width).map(move |x| GridPos { y, x }));
-        let mut squares: Vec<GridPos> = squares.collect();
+        let mut squares: Vec<GridPos> = squares([height, width]).collect();
         let mut tile = Tile::default();
         // Squares of a row of a window, and the window of a square.
         let across = window.map(|window| (window / merge).max(1));
@@ -156,11 +174,7 @@ impl Preparation {
                 next = number * n_window;
             }
             last = Some(window);
-            for (dy, dx) in (0..merge).flat_map(|dy| (0..merge).map(move |dx| (dy, dx))) {
-                let place = GridPos {
-                    y: square.y * merge + dy,
-                    x: square.x * merge + dx,
-                };
+            for place in places_of(square, merge) {
                 self.push_patch(pixels, place, &mut tile.patches);
                 tile.places.push(place);
                 tile.positions.push(next);
@@ -173,6 +187,7 @@ impl Preparation {
                 height: height as usize,
                 width: width as usize,
             }),
+            tile_grid: TileGrid::default(),
         }
     }
 
@@ -194,6 +209,30 @@ impl Preparation {
             }
         }
     }
+}
+
+impl PreparedPicture {
+    /// One tile, without rows and columns.
+    fn of(tile: Tile) -> Self {
+        Self {
+            tiles: vec![tile],
+            grid: None,
+            tile_grid: TileGrid::default(),
+        }
+    }
+}
+
+/// So many rows and columns, in reading order.
+fn squares([height, width]: [u32; 2]) -> impl Iterator<Item = GridPos> + Clone {
+    (0..height).flat_map(move |y| (0..width).map(move |x| GridPos { y, x }))
+}
+
+/// The places of the patches of a square of `merge` rows and columns.
+fn places_of(square: GridPos, merge: u32) -> impl Iterator<Item = GridPos> + Clone {
+    squares([merge, merge]).map(move |in_square| GridPos {
+        y: square.y * merge + in_square.y,
+        x: square.x * merge + in_square.x,
+    })
 }
 
 #[cfg(test)]

@@ -12,9 +12,10 @@ use model_core::picture::{
 use sha2::{Digest, Sha256};
 
 use crate::arrange::Arrangement;
-use crate::family::Family;
+use crate::family::{Family, PictureText};
 use crate::pixels::Pixels;
 use crate::prepare::Preparation;
+use crate::tiles::TileGrid;
 
 /// Reads pictures for one tower.
 #[derive(Clone, Debug)]
@@ -57,29 +58,51 @@ impl PictureReader {
         let rows_of = |tile: &Tile| self.arrangement.n_rows(tile);
         let n_rows = prepared.tiles.iter().map(rows_of).sum();
         let name = self.name_of(&prepared.tiles);
-        // Where each row ends in a token, positions follow these.
-        let row_ends = self.family.row_ends.zip(prepared.grid);
-        let grid = prepared.grid.filter(|_| row_ends.is_none());
+        let (text, runs, grid) = match (self.family.text, prepared.grid) {
+            (PictureText::RowEnds([row_end, end]), Some(grid)) => {
+                let rows = vec![self.placeholder.1.as_str(); grid.height];
+                let text = rows.join(row_end) + end;
+                // Positions follow these tokens.
+                (text, vec![grid.width; grid.height], None)
+            }
+            (PictureText::NamedTiles, grid) => {
+                let runs = prepared.tiles.iter().map(rows_of).collect();
+                (self.named_tiles(prepared.tile_grid), runs, grid)
+            }
+            (PictureText::Around([before, after]), grid) => {
+                let text = format!("{before}{}{after}", self.placeholder.1);
+                (text, vec![n_rows], grid)
+            }
+            (PictureText::RowEnds([_, end]), None) => {
+                (format!("{}{end}", self.placeholder.1), vec![n_rows], None)
+            }
+        };
         let mut picture = Picture::new(name, prepared.tiles, n_rows, grid);
         if self.family.sees_itself {
             picture = picture.with_mutual_rows();
         }
-        let placeholder = &self.placeholder.1;
-        let (text, runs) = match row_ends {
-            None => {
-                let [before, after] = self.family.around;
-                (format!("{before}{placeholder}{after}"), vec![n_rows])
-            }
-            Some(([row_end, end], grid)) => {
-                let rows = vec![placeholder.as_str(); grid.height];
-                (rows.join(row_end) + end, vec![grid.width; grid.height])
-            }
-        };
         Ok(PreparedPicture {
             text,
             runs,
             picture: Arc::new(picture),
         })
+    }
+
+    /// The text of tiles of so many rows and columns, and of the whole behind them.
+    fn named_tiles(&self, grid: TileGrid) -> String {
+        let around = "<fake_token_around_image>";
+        let placeholder = &self.placeholder.1;
+        let mut text = String::new();
+        for row in 1..=grid.rows {
+            for column in 1..=grid.columns {
+                text += &format!("{around}<row_{row}_col_{column}>{placeholder}");
+            }
+            text.push('\n');
+        }
+        if grid.rows > 0 {
+            text.push('\n');
+        }
+        text + &format!("{around}<global-img>{placeholder}{around}")
     }
 
     fn name_of(&self, tiles: &[Tile]) -> PictureName {

@@ -90,6 +90,73 @@ pub(crate) fn shorter_side(Size { width, height }: Size, side: u32) -> Size {
     }
 }
 
+/// The columns and rows of squares, from `least` to `most` together, whose shape is nearest to a
+/// picture's. Of two that are as near, that with more squares, unless they have more than twice the
+/// picture's pixels (InternVL: Chen et al., arXiv 2404.16821).
+pub(crate) fn nearest_grid(size: Size, square: u32, [least, most]: [u32; 2]) -> Size {
+    let (width, height) = (f64::from(size.width), f64::from(size.height));
+    let sides = 1..=most.max(1);
+    let grids = sides
+        .clone()
+        .flat_map(|width| sides.clone().map(move |height| Size { width, height }));
+    let n_squares = |grid: &Size| u64::from(grid.width) * u64::from(grid.height);
+    let allowed = u64::from(least)..=u64::from(most.max(1));
+    let mut grids: Vec<Size> = grids
+        .filter(|grid| allowed.contains(&n_squares(grid)))
+        .collect();
+    // Of as many squares, the narrow ones first.
+    grids.sort_by_key(n_squares);
+    let mut best = (
+        f64::INFINITY,
+        Size {
+            width: 1,
+            height: 1,
+        },
+    );
+    for grid in grids {
+        let off = (width / height - f64::from(grid.width) / f64::from(grid.height)).abs();
+        let pixels = f64::from(square).powi(2) * n_squares(&grid) as f64;
+        if off < best.0 || (off == best.0 && width * height > 0.5 * pixels) {
+            best = (off, grid);
+        }
+    }
+    best.1
+}
+
+/// The size of a picture whose longer side gets this length, with an even shorter one (Idefics 3:
+/// Laurençon et al., arXiv 2408.12637).
+pub(crate) fn longer_side(Size { width, height }: Size, side: u32) -> Size {
+    let even = |length: f64| (length as u32).next_multiple_of(2).max(1);
+    let ratio = f64::from(width) / f64::from(height.max(1));
+    if width >= height {
+        Size {
+            width: side,
+            height: even(f64::from(side) / ratio),
+        }
+    } else {
+        Size {
+            width: even(f64::from(side) * ratio),
+            height: side,
+        }
+    }
+}
+
+/// A size whose sides are made larger to multiples of `square`: the longer one, and the shorter one
+/// that goes with it.
+pub(crate) fn whole_squares(Size { width, height }: Size, square: u32) -> Size {
+    let whole = |length: u32| length.max(1).next_multiple_of(square.max(1));
+    let ratio = f64::from(width) / f64::from(height.max(1));
+    if width >= height {
+        let width = whole(width);
+        let height = whole((f64::from(width) / ratio) as u32);
+        Size { width, height }
+    } else {
+        let height = whole(height);
+        let width = whole((f64::from(height) * ratio) as u32);
+        Size { width, height }
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
@@ -125,6 +192,34 @@ mod tests {
         ] {
             assert_eq!(fitted(given, 16, 1024), wanted, "{given:?}");
         }
+    }
+
+    #[test]
+    fn squares_are_as_near_as_they_can_be() {
+        for (given, bounds, wanted) in [
+            (size(120, 90), [1, 4], size(2, 2)),
+            (size(20, 12), [1, 4], size(2, 1)),
+            (size(10, 10), [1, 4], size(1, 1)), // 100 pixels are no half of four squares
+            (size(800, 600), [1, 12], size(4, 3)),
+            (size(100, 900), [1, 6], size(1, 6)),
+            (size(300, 300), [2, 3], size(1, 2)),
+        ] {
+            assert_eq!(nearest_grid(given, 16, bounds), wanted, "{given:?}");
+        }
+    }
+
+    #[test]
+    fn the_longer_side_decides() {
+        for (given, wanted) in [
+            (size(120, 90), size(48, 36)),
+            (size(20, 12), size(48, 28)),
+            (size(12, 19), size(30, 48)),
+            (size(1000, 1), size(48, 1)),
+        ] {
+            assert_eq!(longer_side(given, 48), wanted, "{given:?}");
+        }
+        assert_eq!(whole_squares(size(48, 28), 16), size(48, 32));
+        assert_eq!(whole_squares(size(36, 50), 16), size(48, 64));
     }
 
     #[test]

@@ -7,10 +7,13 @@
 
 use kv_core::{LayerIdx, PartIdx, Window};
 use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder};
-use kv_graph::{Activation, Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
+use kv_graph::{
+    Activation, Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, RowGain,
+};
 use model_core::blocks::{AttentionBlock, FeedForwardBlock, LayerContext, Norm};
 
 use crate::arrange::Arrangement;
+use crate::resample::Resampling;
 
 /// The names of weights of the towers and of projectors.
 pub(crate) const PATCH_EMBEDDING: &str = "v.patch_embd.weight";
@@ -19,14 +22,17 @@ pub(crate) const POSITIONS: &str = "v.position_embd.weight";
 /// Divisors of the frequencies of rotations, which are computed.
 pub(crate) const ROPE_DIVISORS: &str = "v.rope_divisors.weight";
 
-/// The positions of patches.
+/// The rows of positions that are added to patches. Queries and keys may rotate besides.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum TowerPositions {
-    /// Queries and keys rotate with rows and columns.
+    /// None.
     #[default]
-    Rotated,
+    None,
     /// So many learned rows, one for each place.
     Learned(usize),
+    /// A square of learned rows, resampled to the patches of each picture: they come in behind the
+    /// values of patches.
+    Resampled(Resampling),
 }
 
 /// The feed-forward block of a layer.
@@ -38,17 +44,49 @@ pub(crate) enum TowerFeedForward {
     QuickGelu(usize),
 }
 
+/// What becomes of the rows that a block of a layer adds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum TowerResidual {
+    /// Nothing.
+    #[default]
+    Plain,
+    /// Each value gets a learned factor: `ls1` behind the attention, `ls2` behind the feed-forward
+    /// block (InternViT).
+    Scaled,
+}
+
+impl TowerResidual {
+    /// The rows `x`, with the factors of this name where there are some.
+    fn build(self, b: &mut GraphBuilder, name: &str, x: NodeId) -> Result<NodeId, GraphError> {
+        match self {
+            Self::Plain => Ok(x),
+            Self::Scaled => {
+                let factors = format!("{name}.weight");
+                b.gain(name, x, RowGain::PerValue(&factors))
+            }
+        }
+    }
+}
+
 /// One step of a projector.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ProjectorStep {
     /// The norm with these weights.
-    Norm(Norm, &'static str),
+    Norm(Norm, String),
     /// A matrix without a bias, to so many values.
-    Matrix(&'static str, usize),
+    Matrix(String, usize),
     /// The same with a bias, whose name has `bias` where the matrix has `weight`.
-    Affine(&'static str, usize),
+    Affine(String, usize),
     /// A function.
     Activate(Activation),
+}
+
+/// What a decoder adds behind one of its first layers (DeepStack: Meng et al., arXiv 2406.04334).
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct DeepRows {
+    /// The number of the tower's layer whose rows it is made of.
+    pub(crate) layer: usize,
+    pub(crate) projector: Vec<ProjectorStep>,
 }
 
 /// A tower: settings of its graphs, and how rows are moved in between.
@@ -68,15 +106,19 @@ pub struct Tower {
     pub(crate) norm: Norm,
     pub(crate) attention: AttentionBlock,
     pub(crate) feed_forward: TowerFeedForward,
+    pub(crate) residual: TowerResidual,
     /// The window of each layer.
     pub(crate) windows: Vec<Window>,
     /// The step of rows between tower and projector.
     pub(crate) arrangement: Arrangement,
     pub(crate) projector: Vec<ProjectorStep>,
+    /// What comes out behind a row's own values, in the order of layers.
+    pub(crate) deep: Vec<DeepRows>,
 }
 
 impl Tower {
-    /// The tower's graph for so many patches: `[patches, dim]`.
+    /// The tower's graph for so many patches: the last rows `[patches, dim]`, and those behind the
+    /// layers that DeepStack uses.
     ///
     /// # Errors
     /// [`GraphError`] where the settings do not fit together.
@@ -85,31 +127,65 @@ impl Tower {
             n_tokens: n_patches,
             n_outputs: n_patches,
         });
-        let patches = b.input(Input::Embeddings {
-            dim: self.patch_len,
+        let given = b.input(Input::Embeddings {
+            dim: self.given_len(),
         })?;
+        let patches = match self.positions {
+            TowerPositions::Resampled(_) => b.columns("patches", given, 0..self.patch_len)?,
+            TowerPositions::None | TowerPositions::Learned(_) => given,
+        };
         let matrix = Affine {
             weight: PATCH_EMBEDDING,
             bias: self.patch_bias.then_some(PATCH_BIAS),
         };
         let mut x = b.affine("patch_embd", patches, matrix, self.dim)?;
-        if let TowerPositions::Learned(n) = self.positions {
-            let positions = b.input(Input::Positions)?;
-            let rows = b.embed("pos_embd", positions, POSITIONS, [n, self.dim])?;
+        let rows = match self.positions {
+            TowerPositions::None => None,
+            TowerPositions::Learned(n) => {
+                let positions = b.input(Input::Positions)?;
+                Some(b.embed("pos_embd", positions, POSITIONS, [n, self.dim])?)
+            }
+            TowerPositions::Resampled(_) => {
+                let columns = self.patch_len..self.given_len();
+                Some(b.columns("pos_embd", given, columns)?)
+            }
+        };
+        if let Some(rows) = rows {
             x = b.add("patch_placed", x, rows)?;
         }
         if let Some(norm) = self.first_norm {
             x = norm.build(&mut b, "pre_ln", x, "v.pre_ln")?;
         }
+        let mut deep = Vec::new();
         for (number, &window) in (0u32..).zip(&self.windows) {
             let layer = LayerIdx(number);
             let mut b = b.scope_in("v.", layer);
             x = self.layer(&mut b, layer, window, x)?;
+            deep.extend(
+                self.deep
+                    .iter()
+                    .filter_map(|rows| (rows.layer == number as usize).then_some(x)),
+            );
         }
         if let Some(norm) = self.last_norm {
             x = norm.build(&mut b, "post_ln", x, "v.post_ln")?;
         }
-        b.finish(&[x])
+        let outputs: Vec<NodeId> = std::iter::once(x).chain(deep).collect();
+        b.finish(&outputs)
+    }
+
+    /// Values of what comes in for a patch.
+    pub(crate) fn given_len(&self) -> usize {
+        match self.positions {
+            TowerPositions::None | TowerPositions::Learned(_) => self.patch_len,
+            TowerPositions::Resampled(_) => self.patch_len + self.dim,
+        }
+    }
+
+    /// The projectors of the rows that the tower's graph gives.
+    pub(crate) fn projectors(&self) -> impl Iterator<Item = &[ProjectorStep]> {
+        let deep = self.deep.iter().map(|rows| rows.projector.as_slice());
+        std::iter::once(self.projector.as_slice()).chain(deep)
     }
 
     fn layer(
@@ -132,6 +208,7 @@ impl Tower {
         };
         let normed = self.norm.build(b, "ln1", x, "ln1")?;
         let attended = attention.build_in_batch(b, at, normed)?;
+        let attended = self.residual.build(b, "ls1", attended)?;
         let x = b.add("attn_sum", attended, x)?;
         let normed = self.norm.build(b, "ln2", x, "ln2")?;
         let fed = match self.feed_forward {
@@ -146,42 +223,59 @@ impl Tower {
                 b.affine("ffn_out", act, weights, self.dim)?
             }
         };
+        let fed = self.residual.build(b, "ls2", fed)?;
         b.add("l_out", fed, x)
     }
 
-    /// The projector's graph for so many rows, which are as wide as the arrangement makes them.
+    /// The graph of a projector for so many rows, which are as wide as the arrangement makes them:
+    /// that of the tower's last rows has the number 0, those of DeepStack follow.
     ///
     /// # Errors
     /// [`GraphError`] where the settings do not fit together.
-    pub fn projector_graph(&self, n_rows: usize) -> Result<Graph, GraphError> {
+    pub fn projector_graph(&self, number: usize, n_rows: usize) -> Result<Graph, GraphError> {
         let mut b = GraphBuilder::new(GraphShape {
             n_tokens: n_rows,
             n_outputs: n_rows,
         });
         let dim = self.arrangement.width(self.dim);
         let mut x = b.input(Input::Embeddings { dim })?;
-        for (number, step) in self.projector.iter().enumerate() {
+        let steps = self.projectors().nth(number).unwrap_or_default();
+        for (number, step) in steps.iter().enumerate() {
             let name = format!("mm_{number}");
-            x = match *step {
+            x = match step {
                 ProjectorStep::Norm(norm, weight) => norm.build(&mut b, &name, x, weight)?,
-                ProjectorStep::Matrix(weight, width) => b.linear(&name, x, weight, width)?,
+                ProjectorStep::Matrix(weight, width) => b.linear(&name, x, weight, *width)?,
                 ProjectorStep::Affine(weight, width) => {
                     let bias = bias_of(weight);
-                    b.affine(&name, x, Affine::new(weight).bias(&bias), width)?
+                    b.affine(&name, x, Affine::new(weight).bias(&bias), *width)?
                 }
-                ProjectorStep::Activate(activation) => b.activate(&name, activation, x)?,
+                ProjectorStep::Activate(activation) => b.activate(&name, *activation, x)?,
             };
         }
         b.finish(&[x])
     }
 
+    /// The name of the first matrix of the projector.
+    pub(crate) fn first_matrix(&self) -> Option<&str> {
+        self.projector.iter().find_map(|step| match step {
+            ProjectorStep::Matrix(name, _) | ProjectorStep::Affine(name, _) => Some(name.as_str()),
+            ProjectorStep::Norm(..) | ProjectorStep::Activate(_) => None,
+        })
+    }
+
     /// Values of a row that comes out.
     pub fn output_dim(&self) -> usize {
-        let widths = self.projector.iter().rev().find_map(|step| match *step {
+        let all = self.projectors().map(|steps| self.projected_dim(steps));
+        all.sum()
+    }
+
+    /// Values of a row behind a projector.
+    pub(crate) fn projected_dim(&self, steps: &[ProjectorStep]) -> usize {
+        let width = steps.iter().rev().find_map(|step| match *step {
             ProjectorStep::Matrix(_, width) | ProjectorStep::Affine(_, width) => Some(width),
             ProjectorStep::Norm(..) | ProjectorStep::Activate(_) => None,
         });
-        widths.unwrap_or(self.arrangement.width(self.dim))
+        width.unwrap_or(self.arrangement.width(self.dim))
     }
 }
 

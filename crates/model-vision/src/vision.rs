@@ -93,7 +93,7 @@ impl Vision {
             reason,
         };
         let read = read_tower(metadata, source).map_err(in_file)?;
-        let (got, wanted) = (read.tower.output_dim(), model.model().embedding_dim());
+        let (got, wanted) = (read.tower.output_dim(), model.model().given_dim());
         if got != wanted {
             let path = path.to_owned();
             return Err(PictureError::OtherModel { path, got, wanted });
@@ -116,7 +116,10 @@ impl Vision {
         } = read;
         let mut hash = Sha256::new();
         hash.update(format!("{family:?} {tower:?} {preparation:?}"));
-        for name in [PATCH_EMBEDDING, "mm.0.weight"] {
+        for name in [Some(PATCH_EMBEDDING), tower.first_matrix()]
+            .into_iter()
+            .flatten()
+        {
             if let Some(weight) = weights.get(name) {
                 hash.update(&weight.bytes()[..]);
             }

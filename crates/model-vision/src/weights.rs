@@ -10,7 +10,7 @@ use kv_graph::weights::{
     MemoryWeights, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
 };
 
-use crate::tower::{PATCH_EMBEDDING, POSITIONS};
+use crate::tower::{PATCH_BIAS, PATCH_EMBEDDING, POSITIONS};
 
 /// The second half of a convolution over two pictures.
 const SECOND_PICTURE: &str = "v.patch_embd.weight.1";
@@ -81,6 +81,10 @@ impl TowerWeights {
             if let Some(class) = source.get(CLASS_ROW) {
                 let class = class.to_f32();
                 rows.iter_mut().zip(class).for_each(|(sum, b)| *sum += b);
+                // The row before patches is no patch: what the graph adds to all is taken off.
+                let bias = source.get(PATCH_BIAS).map(|bias| bias.to_f32());
+                let bias = bias.into_iter().flatten();
+                rows.iter_mut().zip(bias).for_each(|(sum, b)| *sum -= b);
             }
             let shape = [rows.len() / dim.max(1), dim];
             made.insert_f32(POSITIONS, &shape, &rows)?;

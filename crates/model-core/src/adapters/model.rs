@@ -87,6 +87,10 @@ impl Model for AdaptedModel {
         self.model.embedding_dim()
     }
 
+    fn given_dim(&self) -> usize {
+        self.model.given_dim()
+    }
+
     fn output(&self) -> OutputKind {
         self.model.output()
     }

@@ -146,6 +146,9 @@ pub struct Decoder {
     pub norm: Norm,
     /// The rows that its graphs take for each token.
     pub rows: DecoderRows,
+    /// The first layers behind which something is added to given rows, which have it behind their
+    /// own values (DeepStack: Meng et al., arXiv 2406.04334). Tokens get nothing.
+    pub deep_rows: usize,
     /// The work on embeddings before the first layer.
     pub input: DecoderInput,
     /// The further inputs of every layer, where it has any.
@@ -195,6 +198,11 @@ impl Decoder {
             memory.extend(keys);
         }
         LayerMap::new(memory)
+    }
+
+    /// Values of a row that is given in place of a token.
+    pub fn given_dim(&self) -> usize {
+        self.dim * (1 + self.deep_rows)
     }
 
     /// The custom operations of its graphs.
@@ -250,7 +258,7 @@ impl Decoder {
 
     /// The rows of wanted tokens after the last norm, and those of all that a head reads.
     fn final_rows(&self, b: &mut GraphBuilder) -> Result<LastRows, GraphError> {
-        let x = self.rows(b)?;
+        let (x, deep) = self.rows(b)?;
         let first = self.layer_input(b, x)?;
         let mut x = first;
         let own = self.per_layer_inputs;
@@ -280,6 +288,12 @@ impl Decoder {
                     b.gain("l_scaled", x, RowGain::One("layer_output_scale.weight"))?
                 }
             };
+            if let Some(given) = deep.filter(|_| number < self.deep_rows) {
+                let start = (1 + number) * self.dim;
+                let added = b.columns("deep_rows", given, start..start + self.dim)?;
+                let added = at.take_rows(b, "deep_rows_wanted", added)?;
+                x = b.add("l_deep", x, added)?;
+            }
         }
         let fused = fused.map(|fused| {
             let rows = fused.layers.map(|at| before.get(at).copied().unwrap_or(x));
@@ -312,14 +326,23 @@ impl Decoder {
         }
     }
 
-    /// The embeddings of tokens, or rows in place of them.
-    fn rows(&self, b: &mut GraphBuilder) -> Result<NodeId, GraphError> {
+    /// The embeddings of tokens, or rows in place of them, and these whole where they have more
+    /// than that.
+    fn rows(&self, b: &mut GraphBuilder) -> Result<(NodeId, Option<NodeId>), GraphError> {
         if self.rows == DecoderRows::Given {
-            return b.input(Input::Embeddings { dim: self.dim });
+            let dim = self.given_dim();
+            let given = b.input(Input::Embeddings { dim })?;
+            if self.deep_rows == 0 {
+                return Ok((given, None));
+            }
+            return Ok((b.columns("inp_rows", given, 0..self.dim)?, Some(given)));
         }
         let tokens = b.input(Input::Tokens)?;
         let x = b.embed("inp_embd", tokens, TOKEN_EMBEDDING, [self.vocab, self.dim])?;
-        scaled(b, "inp_scaled", x, self.multipliers.embedding)
+        Ok((
+            scaled(b, "inp_scaled", x, self.multipliers.embedding)?,
+            None,
+        ))
     }
 
     /// The input of the first layer for the embeddings `x`.

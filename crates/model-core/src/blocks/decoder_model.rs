@@ -101,6 +101,10 @@ impl Model for DecoderModel {
         self.fused().map_or(self.decoder.dim, |fused| fused.dim)
     }
 
+    fn given_dim(&self) -> usize {
+        self.decoder.given_dim()
+    }
+
     fn for_context(&self, n_tokens: usize) -> Option<Arc<dyn Model>> {
         let decoder = self.decoder.for_context(n_tokens)?;
         Some(Arc::new(Self {

@@ -55,6 +55,8 @@ pub enum ClassWhen {
     Counts(&'static str),
     /// Those whose config has `true` under this key.
     Flagged(&'static str),
+    /// Those whose config has this text under this key: the key, then the text.
+    Says(&'static str, &'static str),
 }
 
 impl ClassWhen {
@@ -65,6 +67,9 @@ impl ClassWhen {
             Self::Flagged(key) => config
                 .optional_flag(key)
                 .is_ok_and(|flag| flag == Some(true)),
+            Self::Says(key, wanted) => config
+                .optional_text(key)
+                .is_ok_and(|text| text == Some(wanted)),
         }
     }
 }

@@ -5,9 +5,9 @@
 use kv_graph::rope::SectionOrder;
 use model_core::gguf::Array;
 use model_core::hf::{
-    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS, HfClass,
-    HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, RMS_EPS, RopeSettings, SILU,
-    TensorRule, full_attention, in_layers, only,
+    ATTENTION_TENSORS, ATTENTION_VECTORS, ClassWhen, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS,
+    HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, RMS_EPS,
+    RopeSettings, SILU, TensorRule, full_attention, in_layers, only,
 };
 
 use super::keys::EXPERT_KEYS;
@@ -20,6 +20,28 @@ use super::{GEMMA3, LLAMA, MISTRAL, QWEN2, QWEN3};
 pub(super) const CLASSES: &[HfClass] = &[
     QWEN2_VL,
     LLAVA,
+    HfClass {
+        when: MISTRAL_TEXT,
+        name: LLAVA.name,
+        ..MISTRAL3
+    },
+    HfClass {
+        when: ClassWhen::Says("text_config.model_type", "llama"),
+        ..internvl(LLAMA)
+    },
+    HfClass {
+        when: ClassWhen::Says("text_config.model_type", "qwen2"),
+        ..internvl(QWEN2)
+    },
+    HfClass {
+        when: ClassWhen::Says("text_config.model_type", "qwen3"),
+        ..internvl(QWEN3)
+    },
+    IDEFICS3,
+    HfClass {
+        name: "SmolVLMForConditionalGeneration",
+        ..IDEFICS3
+    },
     GEMMA3_VL,
     MISTRAL3,
     HfClass {
@@ -40,6 +62,7 @@ pub(super) const CLASSES: &[HfClass] = &[
                 only("attention_bias", OFF),
                 Key::With(full_attention),
                 Key::With(interleaved_sections),
+                Key::With(deep_rows),
             ],
         ],
         tensors: &[
@@ -66,6 +89,7 @@ const QWEN3_VL: HfClass = HfClass {
             SILU,
             Key::With(full_attention),
             Key::With(interleaved_sections),
+            Key::With(deep_rows),
         ],
     ],
     section: Some("text_config"),
@@ -79,12 +103,35 @@ const QWEN3_VL: HfClass = HfClass {
 const QWEN3_VL_EXPERTS: &[TensorRule] =
     &in_layers("model.layers.{l}.mlp.experts.", GATE_AND_UP_IN_COLUMNS);
 
+/// A decoder that is a Mistral.
+const MISTRAL_TEXT: ClassWhen = ClassWhen::Says("text_config.model_type", "mistral");
+
 /// LLaVA 1.5 (Liu et al., arXiv 2310.03744) with a Llama.
 const LLAVA: HfClass = HfClass {
     name: "LlavaForConditionalGeneration",
     section: Some("text_config"),
     text: "language_model.",
     other_parts: TOWER_AND_PROJECTOR,
+    ..LLAMA
+};
+
+/// InternVL (Chen et al., arXiv 2312.14238) with the decoder of this class.
+const fn internvl(decoder: HfClass) -> HfClass {
+    HfClass {
+        name: "InternVLForConditionalGeneration",
+        section: Some("text_config"),
+        text: "language_model.",
+        other_parts: TOWER_AND_PROJECTOR,
+        ..decoder
+    }
+}
+
+/// Idefics 3 (Laurençon et al., arXiv 2408.12637) and SmolVLM, with a Llama.
+const IDEFICS3: HfClass = HfClass {
+    name: "Idefics3ForConditionalGeneration",
+    section: Some("text_config"),
+    text: "text_model.",
+    other_parts: &["model.vision_model.", "model.connector."],
     ..LLAMA
 };
 
@@ -135,6 +182,20 @@ const QWEN2_VL: HfClass = HfClass {
 
 /// Tensors of vision towers.
 const VISION: &[&str] = &["visual.", "model.visual."];
+
+/// The rows that Qwen3-VL's tower adds behind the first layers.
+fn deep_rows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let key = "vision_config.deepstack_visual_indexes";
+    let listed = config.optional_numbers(key)?.map(|layers| layers.len());
+    // Of the tower's layers, transformers takes 8, 16 and 24 where none are listed.
+    let n = match (listed, config.value("vision_config")) {
+        (Some(n), _) => n,
+        (None, Some(_)) => 3,
+        (None, None) => 0,
+    };
+    keys.set("n_deepstack_layers", u32::try_from(n).unwrap_or(u32::MAX));
+    Ok(())
+}
 
 fn consecutive_sections(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     sections(config, keys, SectionOrder::Consecutive)

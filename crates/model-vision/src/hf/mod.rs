@@ -3,19 +3,30 @@
 //! Invariant: a setting that changes a tower's rows and is not known is refused by its key. Knows
 //! no decoder.
 
-use std::path::Path;
+mod processor;
+mod tables;
+mod tiled;
 
-use model_core::gguf::{Array, Metadata};
-use model_core::hf::{
-    Heads, HfClass, HfClasses, HfConfig, HfHead, Key, Keys, ModelFileError, TensorRule, TensorStep,
-    in_stack, same, with,
-};
+use model_core::gguf::Array;
+use model_core::hf::{HfClass, HfClasses, HfConfig, HfHead, Key, Keys, ModelFileError, in_stack};
 use serde_json::Value;
+
+pub(crate) use processor::add_processor;
+use tables::{
+    CLIP_LAYER, CLIP_OUTER, GATED_WITH_BIASES, GEMMA_PROJECTOR, LLAVA_PROJECTOR, MATRIX,
+    MISTRAL_PROJECTOR, PIXTRAL_LAYER, PIXTRAL_OUTER, QWEN_ATTENTION, QWEN_OUTER, QWEN3_DEEP,
+    QWEN3_OUTER, TWO_MATRICES,
+};
+
+use tiled::{IDEFICS3, INTERNVL, SMOLVLM};
 
 /// The classes that have a tower.
 pub(crate) fn classes() -> HfClasses {
     let mut classes = HfClasses::default();
-    for class in [QWEN2_VL, QWEN25_VL, LLAVA, GEMMA3, MISTRAL3] {
+    let plain = [
+        QWEN2_VL, QWEN25_VL, QWEN3_VL, QWEN35, LLAVA, GEMMA3, MISTRAL3,
+    ];
+    for class in plain.into_iter().chain([INTERNVL, IDEFICS3, SMOLVLM]) {
         classes.register(class);
     }
     classes
@@ -86,6 +97,63 @@ const QWEN25_VL: HfClass = HfClass {
         ("window_size", 112),
     ],
     ..TOWER
+};
+
+const QWEN3_VL: HfClass = HfClass {
+    name: "Qwen3VLForConditionalGeneration",
+    keys: &[&[Key::With(qwen3_vl)]],
+    tensors: &[
+        &in_stack("v.blk.{l}.", "visual.blocks.{l}.", QWEN_ATTENTION),
+        &in_stack("v.blk.{l}.", "model.visual.blocks.{l}.", QWEN_ATTENTION),
+        &in_stack(
+            "v.blk.{l}.ffn_up.",
+            "visual.blocks.{l}.mlp.linear_fc1.",
+            MATRIX,
+        ),
+        &in_stack(
+            "v.blk.{l}.ffn_up.",
+            "model.visual.blocks.{l}.mlp.linear_fc1.",
+            MATRIX,
+        ),
+        &in_stack(
+            "v.blk.{l}.ffn_down.",
+            "visual.blocks.{l}.mlp.linear_fc2.",
+            MATRIX,
+        ),
+        &in_stack(
+            "v.blk.{l}.ffn_down.",
+            "model.visual.blocks.{l}.mlp.linear_fc2.",
+            MATRIX,
+        ),
+        &in_stack("", "visual.", QWEN3_OUTER),
+        &in_stack("", "model.visual.", QWEN3_OUTER),
+        &in_stack(
+            "v.deepstack.{l}.",
+            "visual.deepstack_merger_list.{l}.",
+            QWEN3_DEEP,
+        ),
+        &in_stack(
+            "v.deepstack.{l}.",
+            "model.visual.deepstack_merger_list.{l}.",
+            QWEN3_DEEP,
+        ),
+    ],
+    defaults: &[
+        ("depth", 27),
+        ("hidden_size", 1152),
+        ("num_heads", 16),
+        ("patch_size", 16),
+        ("spatial_merge_size", 2),
+        ("temporal_patch_size", 2),
+    ],
+    ..TOWER
+};
+
+/// Without DeepStack.
+const QWEN35: HfClass = HfClass {
+    name: "Qwen3_5ForConditionalGeneration",
+    keys: &[&[Key::With(qwen35)]],
+    ..QWEN3_VL
 };
 
 const LLAVA: HfClass = HfClass {
@@ -175,126 +243,6 @@ const MISTRAL3: HfClass = HfClass {
     ..TOWER
 };
 
-const PIXTRAL_LAYER: [TensorRule; 9] = [
-    same("ln1.weight", "attention_norm.weight"),
-    same("ln2.weight", "ffn_norm.weight"),
-    with(
-        "attn_q.weight",
-        "attention.q_proj.weight",
-        &[TensorStep::Pairs(Heads::Query)],
-    ),
-    with(
-        "attn_k.weight",
-        "attention.k_proj.weight",
-        &[TensorStep::Pairs(Heads::Query)],
-    ),
-    same("attn_v.weight", "attention.v_proj.weight"),
-    same("attn_output.weight", "attention.o_proj.weight"),
-    same("ffn_gate.weight", "feed_forward.gate_proj.weight"),
-    same("ffn_up.weight", "feed_forward.up_proj.weight"),
-    same("ffn_down.weight", "feed_forward.down_proj.weight"),
-];
-
-const PIXTRAL_OUTER: [TensorRule; 2] = [
-    same("patch_embd.weight", "patch_conv.weight"),
-    same("pre_ln.weight", "ln_pre.weight"),
-];
-
-const MISTRAL_PROJECTOR: [TensorRule; 6] = [
-    same("input_norm.weight", "norm.weight"),
-    same("patch_merger.weight", "patch_merger.merging_layer.weight"),
-    same("1.weight", "linear_1.weight"),
-    same("1.bias", "linear_1.bias"),
-    same("2.weight", "linear_2.weight"),
-    same("2.bias", "linear_2.bias"),
-];
-
-const QWEN_ATTENTION: [TensorRule; 8] = [
-    same("ln1.weight", "norm1.weight"),
-    same("ln1.bias", "norm1.bias"),
-    same("ln2.weight", "norm2.weight"),
-    same("ln2.bias", "norm2.bias"),
-    same("attn_qkv.weight", "attn.qkv.weight"),
-    same("attn_qkv.bias", "attn.qkv.bias"),
-    same("attn_output.weight", "attn.proj.weight"),
-    same("attn_output.bias", "attn.proj.bias"),
-];
-
-const TWO_MATRICES: [TensorRule; 4] = [
-    same("ffn_up.weight", "fc1.weight"),
-    same("ffn_up.bias", "fc1.bias"),
-    same("ffn_down.weight", "fc2.weight"),
-    same("ffn_down.bias", "fc2.bias"),
-];
-
-const GATED_WITH_BIASES: [TensorRule; 6] = [
-    same("ffn_gate.weight", "gate_proj.weight"),
-    same("ffn_gate.bias", "gate_proj.bias"),
-    same("ffn_up.weight", "up_proj.weight"),
-    same("ffn_up.bias", "up_proj.bias"),
-    same("ffn_down.weight", "down_proj.weight"),
-    same("ffn_down.bias", "down_proj.bias"),
-];
-
-const QWEN_OUTER: [TensorRule; 7] = [
-    same("v.patch_embd.weight", "patch_embed.proj.weight"),
-    same("v.post_ln.weight", "merger.ln_q.weight"),
-    same("v.post_ln.bias", "merger.ln_q.bias"),
-    same("mm.0.weight", "merger.mlp.0.weight"),
-    same("mm.0.bias", "merger.mlp.0.bias"),
-    same("mm.2.weight", "merger.mlp.2.weight"),
-    same("mm.2.bias", "merger.mlp.2.bias"),
-];
-
-const CLIP_LAYER: [TensorRule; 16] = [
-    same("ln1.weight", "layer_norm1.weight"),
-    same("ln1.bias", "layer_norm1.bias"),
-    same("ln2.weight", "layer_norm2.weight"),
-    same("ln2.bias", "layer_norm2.bias"),
-    same("attn_q.weight", "self_attn.q_proj.weight"),
-    same("attn_q.bias", "self_attn.q_proj.bias"),
-    same("attn_k.weight", "self_attn.k_proj.weight"),
-    same("attn_k.bias", "self_attn.k_proj.bias"),
-    same("attn_v.weight", "self_attn.v_proj.weight"),
-    same("attn_v.bias", "self_attn.v_proj.bias"),
-    same("attn_output.weight", "self_attn.out_proj.weight"),
-    same("attn_output.bias", "self_attn.out_proj.bias"),
-    same("ffn_up.weight", "mlp.fc1.weight"),
-    same("ffn_up.bias", "mlp.fc1.bias"),
-    same("ffn_down.weight", "mlp.fc2.weight"),
-    same("ffn_down.bias", "mlp.fc2.bias"),
-];
-
-const CLIP_OUTER: [TensorRule; 8] = [
-    same("patch_embd.weight", "embeddings.patch_embedding.weight"),
-    same("patch_embd.bias", "embeddings.patch_embedding.bias"),
-    same(
-        "position_embd.weight",
-        "embeddings.position_embedding.weight",
-    ),
-    same("class_embd", "embeddings.class_embedding"),
-    same("pre_ln.weight", "pre_layrnorm.weight"),
-    same("pre_ln.bias", "pre_layrnorm.bias"),
-    same("post_ln.weight", "post_layernorm.weight"),
-    same("post_ln.bias", "post_layernorm.bias"),
-];
-
-const LLAVA_PROJECTOR: [TensorRule; 4] = [
-    same("0.weight", "linear_1.weight"),
-    same("0.bias", "linear_1.bias"),
-    same("2.weight", "linear_2.weight"),
-    same("2.bias", "linear_2.bias"),
-];
-
-const GEMMA_PROJECTOR: [TensorRule; 2] = [
-    same("input_projection.weight", "mm_input_projection_weight"),
-    with(
-        "soft_emb_norm.weight",
-        "mm_soft_emb_norm.weight",
-        &[TensorStep::PlusOne],
-    ),
-];
-
 /// Sets counts that go by these names.
 fn counts(
     config: &HfConfig,
@@ -339,6 +287,27 @@ fn qwen25_vl(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let full = full.unwrap_or_else(|| vec![7.0, 15.0, 23.0, 31.0]);
     let full = full.iter().map(|&layer| layer as u32).collect();
     keys.set("vision.wa_layer_indexes", Array::U32(full));
+    qwen(config, keys)
+}
+
+fn qwen3_vl(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let layers = config.optional_numbers("deepstack_visual_indexes")?;
+    let layers = layers.unwrap_or_else(|| vec![8.0, 16.0, 24.0]);
+    let layers = layers.iter().map(|&layer| layer as u32).collect();
+    keys.set("vision.deepstack_layers", Array::U32(layers));
+    qwen3_tower(config, keys)
+}
+
+fn qwen35(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    keys.set("vision.deepstack_layers", Array::U32(Vec::new()));
+    qwen3_tower(config, keys)
+}
+
+fn qwen3_tower(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    only(config, "hidden_act", &["gelu_pytorch_tanh"])?;
+    keys.set("vision.projector_type", "qwen3vl_merger");
+    keys.set_whole("clip.use_gelu", true);
+    counts(config, keys, &[("embedding_length", "hidden_size")])?;
     qwen(config, keys)
 }
 
@@ -434,68 +403,5 @@ fn gemma3(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     counts(config, keys, &[("block_count", "num_hidden_layers")])?;
     let n_rows = config.optional_count("mm_tokens_per_image")?.unwrap_or(256);
     keys.set("vision.projector.query_side", n_rows.isqrt() as u32);
-    Ok(())
-}
-
-/// Adds what a directory says of how pictures are prepared.
-///
-/// # Errors
-/// [`ModelFileError`] where a file cannot be read.
-pub(crate) fn add_processor(
-    directory: &Path,
-    metadata: &mut Metadata,
-) -> Result<(), ModelFileError> {
-    let mut found = None;
-    for (file, object) in [
-        ("processor_config.json", "image_processor"),
-        ("preprocessor_config.json", ""),
-    ] {
-        let path = directory.join(file);
-        if path.exists() && found.is_none() {
-            let config = HfConfig::open(&path)?;
-            if object.is_empty() || config.value(object).is_some() {
-                found = Some((config, object));
-            }
-        }
-    }
-    let Some((config, object)) = found else {
-        return Ok(());
-    };
-    let at = |key: &str| match object {
-        "" => key.to_owned(),
-        object => format!("{object}.{key}"),
-    };
-    for key in ["image_mean", "image_std"] {
-        if let Some(values) = config.optional_numbers(&at(key))? {
-            let values = values.iter().map(|&value| value as f32).collect();
-            metadata.insert(&format!("clip.vision.{key}"), Array::F32(values));
-        }
-    }
-    if let Some(resample) = config.optional_count(&at("resample")).ok().flatten() {
-        metadata.insert("clip.vision.resample", resample as u32);
-    }
-    let longest = config.value(&at("size.longest_edge"));
-    if let Some(longest) = longest.and_then(Value::as_u64) {
-        let longest = u32::try_from(longest).unwrap_or(u32::MAX);
-        metadata.insert("clip.vision.image_longest_edge", longest);
-    }
-    for (to, names) in [
-        (
-            "image_min_pixels",
-            ["min_pixels", "size.min_pixels", "size.shortest_edge"],
-        ),
-        (
-            "image_max_pixels",
-            ["max_pixels", "size.max_pixels", "size.longest_edge"],
-        ),
-    ] {
-        let value = names.iter().find_map(|name| {
-            let value = config.value(&at(name))?.as_u64()?;
-            u32::try_from(value).ok()
-        });
-        if let Some(value) = value {
-            metadata.insert(&format!("clip.vision.{to}"), value);
-        }
-    }
     Ok(())
 }

@@ -3,25 +3,28 @@
 //!
 //! Invariant: what is read has every tensor that its graphs name, in its shape. Knows no picture.
 
+mod preparation;
+mod projector;
+
 use std::sync::Arc;
 
 use kv_core::Window;
-use kv_graph::Activation;
 use kv_graph::rope::RopeStyle;
 use kv_graph::weights::{MemoryWeights, WeightError, WeightSource};
+use kv_graph::{Activation, Graph};
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    AttentionBlock, FeedForwardBlock, FeedForwardForm, Norm, NormKind, QkvBias, QkvWeights,
+    AttentionBlock, FeedForwardBlock, FeedForwardForm, Norm, NormKind, QkNorm, QkvBias, QkvWeights,
 };
 use model_core::gguf::Metadata;
 
 use crate::arrange::Arrangement;
 use crate::family::{Family, ProjectorKind, TowerKind};
-use crate::pixels::Filter;
-use crate::prepare::{Preparation, Shape};
+use crate::prepare::Preparation;
+use crate::resample::{Corners, Resampling};
 use crate::tower::{
-    AxialFrequencies, PATCH_BIAS, POSITIONS, ProjectorStep, ROPE_DIVISORS, Tower, TowerFeedForward,
-    TowerPositions, axial_divisors, axial_rope, bias_of,
+    AxialFrequencies, PATCH_BIAS, POSITIONS, ROPE_DIVISORS, Tower, TowerFeedForward,
+    TowerPositions, TowerResidual, axial_divisors, axial_rope,
 };
 use crate::weights::{Changes, TowerWeights};
 
@@ -82,7 +85,7 @@ pub(crate) fn read_tower(
     let tower = source.tower(family)?;
     let preparation = source.preparation(family)?;
     let mut made = MemoryWeights::new();
-    if tower.positions == TowerPositions::Rotated {
+    if tower.attention.rope.is_some() {
         let frequencies = match family.tower {
             TowerKind::Pixtral => AxialFrequencies::InTurn,
             _ => AxialFrequencies::Same,
@@ -95,7 +98,7 @@ pub(crate) fn read_tower(
         patch_len: tower.patch_len,
         transposed: match family.projector {
             ProjectorKind::Averaged => Some(INPUT_PROJECTION),
-            ProjectorKind::TwoMatrices | ProjectorKind::Merged => None,
+            _ => None,
         },
         unfolded: source.has(PATCH_MERGER).then_some(PATCH_MERGER),
     };
@@ -136,15 +139,18 @@ impl Source<'_> {
             kind: NormKind::LayerWithBias,
             eps,
         };
+        let rms_norm = Norm {
+            kind: NormKind::Rms,
+            eps,
+        };
         let norm = match family.tower {
-            TowerKind::Qwen25Vl | TowerKind::Pixtral => Norm {
-                kind: NormKind::Rms,
-                eps,
-            },
+            TowerKind::Qwen25Vl | TowerKind::Pixtral => rms_norm,
+            // The larger of the two InternViTs has no biases in its norms.
+            TowerKind::InternVit if !self.has("v.blk.0.ln1.bias") => rms_norm,
             _ => layer_norm,
         };
         let (rope, sections) = match family.tower {
-            TowerKind::Qwen2Vl | TowerKind::Qwen25Vl => {
+            TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Qwen3Vl => {
                 let (rope, sections) = axial_rope(head_dim, ROPE_BASE, RopeStyle::Neox);
                 (Some(rope), Some(sections))
             }
@@ -152,7 +158,7 @@ impl Source<'_> {
                 let (rope, sections) = axial_rope(head_dim, self.rope_base()?, RopeStyle::Norm);
                 (Some(rope), Some(sections))
             }
-            TowerKind::SigLip | TowerKind::Clip => (None, None),
+            TowerKind::SigLip | TowerKind::Clip | TowerKind::InternVit => (None, None),
         };
         let attention = AttentionBlock {
             n_heads,
@@ -167,8 +173,15 @@ impl Source<'_> {
             },
             bias: match family.tower {
                 TowerKind::Pixtral => QkvBias::None,
+                TowerKind::InternVit if !self.has("v.blk.0.attn_q.bias") => QkvBias::Output,
                 _ => QkvBias::All,
             },
+            qk_norm: if self.has("v.blk.0.attn_q_norm.weight") {
+                QkNorm::WholeRow
+            } else {
+                QkNorm::None
+            },
+            norm_eps: eps,
             rope,
             sections,
             ..AttentionBlock::default()
@@ -185,6 +198,14 @@ impl Source<'_> {
                 activation: activation.unwrap_or(Activation::Silu),
                 form: FeedForwardForm::Gated,
             }),
+            (TowerKind::InternVit, Some(Activation::GeluTanh)) => {
+                // Files have one key for both kinds of GELU.
+                TowerFeedForward::Block(FeedForwardBlock {
+                    hidden,
+                    activation: Activation::GeluErf,
+                    form: FeedForwardForm::PlainWithBias,
+                })
+            }
             (_, Some(activation)) => TowerFeedForward::Block(FeedForwardBlock {
                 hidden,
                 activation,
@@ -197,27 +218,49 @@ impl Source<'_> {
             patch_len: 3 * self.patch * self.patch,
             patch_bias: self.has(PATCH_BIAS),
             dim,
-            positions: match family.tower {
-                TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Pixtral => {
-                    TowerPositions::Rotated
-                }
-                TowerKind::SigLip | TowerKind::Clip => {
-                    let values: usize = self.shape(POSITIONS)?.iter().product();
-                    TowerPositions::Learned(values / dim)
-                }
-            },
+            positions: self.positions(family)?,
             first_norm: self.has("v.pre_ln.weight").then_some(norm),
             last_norm: match family.tower {
                 TowerKind::Clip => None,
+                TowerKind::InternVit => self.has("v.post_ln.weight").then_some(norm),
                 TowerKind::Pixtral => self.has(PATCH_MERGER).then_some(norm),
                 _ => Some(norm),
             },
             norm,
             attention,
             feed_forward,
+            residual: if self.has("v.blk.0.ls1.weight") {
+                TowerResidual::Scaled
+            } else {
+                TowerResidual::Plain
+            },
             windows: self.windows(family, n_layers)?,
             arrangement,
             projector: self.projector(family)?,
+            deep: self.deep_rows(n_layers)?,
+        })
+    }
+
+    fn positions(&self, family: &Family) -> Result<TowerPositions, ModelError> {
+        let n_learned = || -> Result<usize, ModelError> {
+            let values: usize = self.shape(POSITIONS)?.iter().product();
+            Ok(values / self.dim)
+        };
+        Ok(match family.tower {
+            TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Pixtral => TowerPositions::None,
+            TowerKind::SigLip | TowerKind::Clip | TowerKind::InternVit => {
+                TowerPositions::Learned(n_learned()?)
+            }
+            TowerKind::Qwen3Vl => {
+                let n = n_learned()?;
+                let side = n.isqrt();
+                if side == 0 || side * side != n {
+                    let reason = format!("the {n} rows of '{POSITIONS}' are no square");
+                    return Err(setting("clip.vision.image_size", reason));
+                }
+                let corners = Corners::Middles;
+                TowerPositions::Resampled(Resampling { side, corners })
+            }
         })
     }
 
@@ -256,13 +299,20 @@ impl Source<'_> {
     }
 
     fn arrangement(&self, family: &Family) -> Result<Arrangement, ModelError> {
-        Ok(match family.tower {
-            TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Pixtral => {
-                let merge = self.merge()?;
-                Arrangement::Joined(merge * merge)
-            }
-            TowerKind::Clip => Arrangement::WithoutFirst,
-            TowerKind::SigLip => {
+        Ok(match (family.tower, family.projector) {
+            (TowerKind::Clip, _) => Arrangement::Squares {
+                side: 1,
+                n_before: 1,
+            },
+            (_, ProjectorKind::NormedSquares) => Arrangement::Squares {
+                side: self.merge()?,
+                n_before: 1,
+            },
+            (_, ProjectorKind::Squares) => Arrangement::Squares {
+                side: self.merge()?,
+                n_before: 0,
+            },
+            (_, ProjectorKind::Averaged) => {
                 let side = self.side()?;
                 let rows = (GEMMA_ROWS as f64).sqrt() as usize;
                 let rows = self.optional_count("projector.query_side")?.unwrap_or(rows);
@@ -274,50 +324,9 @@ impl Source<'_> {
                     kernel: side / rows,
                 }
             }
-        })
-    }
-
-    fn projector(&self, family: &Family) -> Result<Vec<ProjectorStep>, ModelError> {
-        let out_of = |name: &'static str| -> Result<usize, ModelError> {
-            Ok(self.shape(name)?.first().copied().unwrap_or(0))
-        };
-        Ok(match family.projector {
-            ProjectorKind::TwoMatrices => vec![
-                ProjectorStep::Affine("mm.0.weight", out_of("mm.0.weight")?),
-                ProjectorStep::Activate(Activation::GeluErf),
-                ProjectorStep::Affine("mm.2.weight", out_of("mm.2.weight")?),
-            ],
-            ProjectorKind::Merged => {
-                let step = |name: &'static str| -> Result<ProjectorStep, ModelError> {
-                    let width = out_of(name)?;
-                    Ok(if self.has(&bias_of(name)) {
-                        ProjectorStep::Affine(name, width)
-                    } else {
-                        ProjectorStep::Matrix(name, width)
-                    })
-                };
-                let merger = self.has(PATCH_MERGER).then(|| step(PATCH_MERGER));
-                let mut steps: Vec<ProjectorStep> = merger.transpose()?.into_iter().collect();
-                steps.extend([
-                    step("mm.1.weight")?,
-                    ProjectorStep::Activate(Activation::GeluErf),
-                    step("mm.2.weight")?,
-                ]);
-                steps
-            }
-            ProjectorKind::Averaged => {
-                let norm = Norm {
-                    kind: NormKind::Rms,
-                    eps: self
-                        .metadata
-                        .optional("clip.vision.attention.layer_norm_epsilon")?
-                        .unwrap_or(1e-6),
-                };
-                let shape = self.shape(INPUT_PROJECTION)?;
-                vec![
-                    ProjectorStep::Norm(norm, "mm.soft_emb_norm"),
-                    ProjectorStep::Matrix(INPUT_PROJECTION, shape.last().copied().unwrap_or(0)),
-                ]
+            _ => {
+                let merge = self.merge()?;
+                Arrangement::Joined(merge * merge)
             }
         })
     }
@@ -361,7 +370,10 @@ impl Source<'_> {
 
     fn merge(&self) -> Result<usize, ModelError> {
         let is_merged = !self.has("mm.1.weight") || self.has(PATCH_MERGER);
-        let size = self.optional_count("spatial_merge_size")?;
+        let size = match self.optional_count("spatial_merge_size")? {
+            Some(size) => Some(size),
+            None => self.optional_count("projector.scale_factor")?,
+        };
         let or = if is_merged { 2 } else { 1 };
         Ok(size.unwrap_or(or).max(1))
     }
@@ -369,57 +381,6 @@ impl Source<'_> {
     fn rope_base(&self) -> Result<f64, ModelError> {
         let base: Option<f32> = self.metadata.optional("clip.rope.freq_base")?;
         Ok(base.map_or(ROPE_BASE, f64::from))
-    }
-
-    fn preparation(&self, family: &Family) -> Result<Preparation, ModelError> {
-        let three = |key: &str| -> Result<[f32; 3], ModelError> {
-            let values: Vec<f32> = self.metadata.get(key)?;
-            <[f32; 3]>::try_from(values).map_err(|values| {
-                setting(
-                    key,
-                    format!("it has {} numbers, and 3 are needed", values.len()),
-                )
-            })
-        };
-        let as_u32 = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let shape = match family.tower {
-            TowerKind::Qwen2Vl | TowerKind::Qwen25Vl => {
-                let pixels = |key: &str, or: u64| -> Result<u64, ModelError> {
-                    Ok(self.optional_count(key)?.map_or(or, |n| n as u64))
-                };
-                Shape::Natural {
-                    merge: as_u32(self.merge()?),
-                    pixels: [
-                        pixels("image_min_pixels", 56 * 56)?,
-                        pixels("image_max_pixels", 28 * 28 * 1280)?,
-                    ],
-                    window: self.window(family)?.map(as_u32),
-                }
-            }
-            TowerKind::Pixtral => {
-                let longest = self.optional_count("image_longest_edge")?;
-                Shape::Fitted {
-                    merge: as_u32(self.merge()?),
-                    longest: as_u32(longest.map_or_else(|| self.count("image_size"), Ok)?),
-                }
-            }
-            TowerKind::SigLip => Shape::Stretched(as_u32(self.count("image_size")?)),
-            TowerKind::Clip => Shape::Middle(as_u32(self.count("image_size")?)),
-        };
-        Ok(Preparation {
-            patch: as_u32(self.patch),
-            mean: three("clip.vision.image_mean")?,
-            std: three("clip.vision.image_std")?,
-            filter: match (
-                self.metadata.optional("clip.vision.resample")?,
-                family.tower,
-            ) {
-                (Some(1u32), _) => Filter::Lanczos,
-                (Some(2), _) | (None, TowerKind::SigLip) => Filter::Bilinear,
-                (Some(_), _) | (None, _) => Filter::Bicubic,
-            },
-            shape,
-        })
     }
 
     fn has(&self, name: &str) -> bool {
@@ -444,7 +405,10 @@ impl Source<'_> {
 
 /// Every tensor that the graphs name must be there, in its shape.
 fn check_tensors(tower: &Tower, weights: &dyn WeightSource) -> Result<(), ModelError> {
-    let graphs = [tower.graph(1)?, tower.projector_graph(1)?];
+    let projectors = (0..tower.projectors().count()).map(|number| tower.projector_graph(number, 1));
+    let graphs: Vec<Graph> = std::iter::once(tower.graph(1))
+        .chain(projectors)
+        .collect::<Result<_, _>>()?;
     for wanted in graphs.iter().flat_map(|graph| graph.weights()) {
         let found = weights
             .describe(&wanted.name)

@@ -1,0 +1,87 @@
+//! What directories say of how pictures are prepared, in the keys of `mmproj` files.
+//!
+//! Knows no tower.
+
+use std::path::Path;
+
+use model_core::gguf::{Array, Metadata};
+use model_core::hf::{HfConfig, ModelFileError};
+
+/// Adds what a directory says of how pictures are prepared.
+///
+/// # Errors
+/// [`ModelFileError`] where a file cannot be read.
+pub(crate) fn add_processor(
+    directory: &Path,
+    metadata: &mut Metadata,
+) -> Result<(), ModelFileError> {
+    let mut found = None;
+    for (file, object) in [
+        ("processor_config.json", "image_processor"),
+        ("preprocessor_config.json", ""),
+    ] {
+        let path = directory.join(file);
+        if path.exists() && found.is_none() {
+            let config = HfConfig::open(&path)?;
+            if object.is_empty() || config.value(object).is_some() {
+                found = Some((config, object));
+            }
+        }
+    }
+    let Some((config, object)) = found else {
+        return Ok(());
+    };
+    let at = |key: &str| match object {
+        "" => key.to_owned(),
+        object => format!("{object}.{key}"),
+    };
+    for key in ["image_mean", "image_std"] {
+        if let Some(values) = config.optional_numbers(&at(key))? {
+            let values = values.iter().map(|&value| value as f32).collect();
+            metadata.insert(&format!("clip.vision.{key}"), Array::F32(values));
+        }
+    }
+    if let Some(resample) = config.optional_count(&at("resample")).ok().flatten() {
+        metadata.insert("clip.vision.resample", resample as u32);
+    }
+    let whole = |key: &str| -> Option<u32> {
+        let value = config.value(&at(key))?.as_u64()?;
+        u32::try_from(value).ok()
+    };
+    for (to, from) in [
+        ("image_longest_edge", "size.longest_edge"),
+        ("preproc_image_size", "size.longest_edge"),
+        ("preproc_min_tiles", "min_patches"),
+        ("preproc_max_tiles", "max_patches"),
+    ] {
+        if let Some(value) = whole(from) {
+            metadata.insert(&format!("clip.vision.{to}"), value);
+        }
+    }
+    if config.optional_flag(&at("do_image_splitting"))? == Some(false) {
+        return Err(config.wrong(&at("do_image_splitting"), "true"));
+    }
+    let side: Option<u32> = metadata.optional("clip.vision.image_size").ok().flatten();
+    let tile = "max_image_size.longest_edge";
+    if let (Some(side), Some(tile_side)) = (side, whole(tile))
+        && side != tile_side
+    {
+        return Err(config.wrong(&at(tile), format!("{side}, the tower's size")));
+    }
+    for (to, names) in [
+        (
+            "image_min_pixels",
+            ["min_pixels", "size.min_pixels", "size.shortest_edge"],
+        ),
+        (
+            "image_max_pixels",
+            ["max_pixels", "size.max_pixels", "size.longest_edge"],
+        ),
+    ] {
+        let value = names.iter().find_map(|name| whole(name));
+        if let Some(value) = value {
+            metadata.insert(&format!("clip.vision.{to}"), value);
+        }
+    }
+    Ok(())
+}

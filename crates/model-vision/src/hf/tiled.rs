@@ -1,0 +1,154 @@
+//! Classes whose pictures come in tiles: InternVL, Idefics 3 and SmolVLM.
+//!
+//! Knows no decoder.
+
+use model_core::hf::{HfClass, HfConfig, Key, Keys, ModelFileError, in_stack};
+
+use super::tables::{
+    CLIP_LAYER, CLIP_OUTER, CONNECTOR, INTERNVL_LAYER, INTERNVL_OUTER, INTERNVL_PROJECTOR,
+};
+use super::{CLIP_COUNTS, TOWER, counts, only};
+
+/// InternVL 2.5 and later in the words of transformers (`-hf`).
+pub(super) const INTERNVL: HfClass = HfClass {
+    name: "InternVLForConditionalGeneration",
+    keys: &[&[Key::With(internvl)]],
+    tensors: &[
+        &in_stack(
+            "v.blk.{l}.",
+            "vision_tower.encoder.layer.{l}.",
+            INTERNVL_LAYER,
+        ),
+        &in_stack(
+            "v.blk.{l}.",
+            "model.vision_tower.encoder.layer.{l}.",
+            INTERNVL_LAYER,
+        ),
+        &in_stack("v.", "vision_tower.", INTERNVL_OUTER),
+        &in_stack("v.", "model.vision_tower.", INTERNVL_OUTER),
+        &in_stack(
+            "mm.model.mlp.",
+            "multi_modal_projector.",
+            INTERNVL_PROJECTOR,
+        ),
+        &in_stack(
+            "mm.model.mlp.",
+            "model.multi_modal_projector.",
+            INTERNVL_PROJECTOR,
+        ),
+    ],
+    defaults: &[
+        ("hidden_size", 1024),
+        ("num_hidden_layers", 24),
+        ("num_attention_heads", 16),
+        ("image_size", 448),
+        ("patch_size", 14),
+    ],
+    ..TOWER
+};
+
+pub(super) const IDEFICS3: HfClass = HfClass {
+    name: "Idefics3ForConditionalGeneration",
+    keys: &[&[Key::With(idefics3)]],
+    tensors: &[
+        &in_stack(
+            "v.blk.{l}.",
+            "model.vision_model.encoder.layers.{l}.",
+            CLIP_LAYER,
+        ),
+        &in_stack("v.", "model.vision_model.", CLIP_OUTER),
+        &in_stack(
+            "mm.model.fc.",
+            "model.connector.modality_projection.",
+            CONNECTOR,
+        ),
+    ],
+    other_parts: &["model.text_model.", "lm_head."],
+    defaults: &[
+        ("hidden_size", 1152),
+        ("num_hidden_layers", 12),
+        ("num_attention_heads", 16),
+        ("image_size", 224),
+        ("patch_size", 32),
+        ("scale_factor", 2),
+    ],
+    ..TOWER
+};
+
+pub(super) const SMOLVLM: HfClass = HfClass {
+    name: "SmolVLMForConditionalGeneration",
+    ..IDEFICS3
+};
+
+/// A length that is stated for both sides, or for each.
+fn side(config: &HfConfig, key: &str) -> Result<u32, ModelFileError> {
+    let [height, width] = [0, 1].map(|at| format!("{key}.{at}"));
+    let side = match config.optional_count(&height)? {
+        None => config.count(key)?,
+        Some(side) if config.count(&width)? == side => side,
+        Some(_) => return Err(config.wrong(key, "two equal lengths")),
+    };
+    Ok(u32::try_from(side).unwrap_or(u32::MAX))
+}
+
+fn internvl(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    only(config, "model_type", &["internvl_vision"])?;
+    only(config, "hidden_act", &["gelu"])?;
+    only(config, "vision_feature_select_strategy", &["default"])?;
+    only(config, "projector_hidden_act", &["gelu"])?;
+    let layer = config
+        .value("vision_feature_layer")
+        .and_then(|layer| layer.as_i64());
+    if layer.unwrap_or(-1) != -1 {
+        return Err(config.wrong("vision_feature_layer", "-1, the last"));
+    }
+    for (key, wanted) in [
+        ("use_absolute_position_embeddings", true),
+        ("use_mean_pooling", true),
+        ("use_mask_token", false),
+    ] {
+        if config.optional_flag(key)?.is_some_and(|is| is != wanted) {
+            return Err(config.wrong(key, wanted.to_string()));
+        }
+    }
+    keys.set("vision.projector_type", "internvl");
+    keys.set_whole("clip.use_gelu", true);
+    let eps = config.optional_number("layer_norm_eps")?.unwrap_or(1e-6);
+    keys.set("vision.attention.layer_norm_epsilon", eps as f32);
+    counts(
+        config,
+        keys,
+        &[
+            ("embedding_length", "hidden_size"),
+            ("attention.head_count", "num_attention_heads"),
+            ("block_count", "num_hidden_layers"),
+        ],
+    )?;
+    for key in ["image_size", "patch_size"] {
+        keys.set(&format!("vision.{key}"), side(config, key)?);
+    }
+    let ratio = config.optional_number("downsample_ratio")?.unwrap_or(0.5);
+    let merge = 1.0 / ratio;
+    if merge.fract() != 0.0 || !(1.0..=64.0).contains(&merge) {
+        return Err(config.wrong("downsample_ratio", "one part of a whole number"));
+    }
+    keys.set("vision.projector.scale_factor", merge as u32);
+    Ok(())
+}
+
+fn idefics3(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    only(config, "hidden_act", &["gelu_pytorch_tanh"])?;
+    keys.set("vision.projector_type", "idefics3");
+    keys.set_whole("clip.use_gelu", true);
+    let eps = config.optional_number("layer_norm_eps")?.unwrap_or(1e-6);
+    keys.set("vision.attention.layer_norm_epsilon", eps as f32);
+    counts(config, keys, CLIP_COUNTS)?;
+    counts(
+        config,
+        keys,
+        &[
+            ("block_count", "num_hidden_layers"),
+            ("projector.scale_factor", "scale_factor"),
+        ],
+    )
+}

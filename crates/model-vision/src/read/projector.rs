@@ -1,0 +1,115 @@
+//! The steps from a tower's rows to a decoder's.
+//!
+//! Knows no layer.
+
+use kv_graph::Activation;
+use model_core::architecture::ModelError;
+use model_core::blocks::{Norm, NormKind};
+
+use super::{INPUT_PROJECTION, PATCH_MERGER, Source, setting};
+use crate::family::{Family, ProjectorKind};
+use crate::tower::{DeepRows, ProjectorStep, bias_of};
+
+impl Source<'_> {
+    pub(super) fn projector(&self, family: &Family) -> Result<Vec<ProjectorStep>, ModelError> {
+        Ok(match family.projector {
+            ProjectorKind::TwoMatrices => self.two_matrices("mm.0.weight", "mm.2.weight")?.to_vec(),
+            ProjectorKind::Merged => {
+                let step = |name: &str| -> Result<ProjectorStep, ModelError> {
+                    let width = self.rows_of(name)?;
+                    Ok(if self.has(&bias_of(name)) {
+                        ProjectorStep::Affine(name.to_owned(), width)
+                    } else {
+                        ProjectorStep::Matrix(name.to_owned(), width)
+                    })
+                };
+                let merger = self.has(PATCH_MERGER).then(|| step(PATCH_MERGER));
+                let mut steps: Vec<ProjectorStep> = merger.transpose()?.into_iter().collect();
+                steps.extend([
+                    step("mm.1.weight")?,
+                    ProjectorStep::Activate(Activation::GeluErf),
+                    step("mm.2.weight")?,
+                ]);
+                steps
+            }
+            ProjectorKind::NormedSquares => {
+                let norm = Norm {
+                    kind: NormKind::LayerWithBias,
+                    eps: 1e-5,
+                };
+                let mut steps = vec![ProjectorStep::Norm(norm, "mm.model.mlp.0".to_owned())];
+                steps.extend(self.two_matrices("mm.model.mlp.1.weight", "mm.model.mlp.3.weight")?);
+                steps
+            }
+            ProjectorKind::Squares => {
+                let name = "mm.model.fc.weight";
+                vec![ProjectorStep::Matrix(name.to_owned(), self.rows_of(name)?)]
+            }
+            ProjectorKind::Averaged => {
+                let norm = Norm {
+                    kind: NormKind::Rms,
+                    eps: self
+                        .metadata
+                        .optional("clip.vision.attention.layer_norm_epsilon")?
+                        .unwrap_or(1e-6),
+                };
+                let shape = self.shape(INPUT_PROJECTION)?;
+                vec![
+                    ProjectorStep::Norm(norm, "mm.soft_emb_norm".to_owned()),
+                    ProjectorStep::Matrix(
+                        INPUT_PROJECTION.to_owned(),
+                        shape.last().copied().unwrap_or(0),
+                    ),
+                ]
+            }
+        })
+    }
+
+    /// The rows behind a row's own values: a file has names with the numbers of layers, a directory
+    /// lists these layers and counts the names.
+    pub(super) fn deep_rows(&self, n_layers: usize) -> Result<Vec<DeepRows>, ModelError> {
+        let key = "clip.vision.deepstack_layers";
+        let listed: Option<Vec<u32>> = self.metadata.optional(key)?;
+        let mut layers: Vec<(usize, usize)> = match listed {
+            Some(listed) => (listed.iter().map(|&layer| layer as usize))
+                .zip(0..)
+                .collect(),
+            None => (0..n_layers)
+                .filter(|layer| self.has(&format!("v.deepstack.{layer}.fc1.weight")))
+                .map(|layer| (layer, layer))
+                .collect(),
+        };
+        layers.sort_unstable();
+        if let Some((layer, _)) = layers.iter().find(|(layer, _)| *layer >= n_layers) {
+            return Err(setting(
+                key,
+                format!("layer {layer} is none of the tower's {n_layers}"),
+            ));
+        }
+        let rows = |(layer, number): (usize, usize)| -> Result<DeepRows, ModelError> {
+            let name = |part: &str| format!("v.deepstack.{number}.{part}");
+            let norm = Norm {
+                kind: NormKind::LayerWithBias,
+                eps: 1e-6,
+            };
+            let mut projector = vec![ProjectorStep::Norm(norm, name("norm"))];
+            projector.extend(self.two_matrices(&name("fc1.weight"), &name("fc2.weight"))?);
+            Ok(DeepRows { layer, projector })
+        };
+        layers.into_iter().map(rows).collect()
+    }
+
+    /// Two matrices with biases and GELU between them.
+    fn two_matrices(&self, first: &str, second: &str) -> Result<[ProjectorStep; 3], ModelError> {
+        Ok([
+            ProjectorStep::Affine(first.to_owned(), self.rows_of(first)?),
+            ProjectorStep::Activate(Activation::GeluErf),
+            ProjectorStep::Affine(second.to_owned(), self.rows_of(second)?),
+        ])
+    }
+
+    /// The rows of a matrix: the values that it gives.
+    fn rows_of(&self, name: &str) -> Result<usize, ModelError> {
+        Ok(self.shape(name)?.first().copied().unwrap_or(0))
+    }
+}

@@ -1,0 +1,109 @@
+//! [`Resampling`]: a square of learned rows brought to the rows and columns of a picture's patches.
+//!
+//! Done on the host, for each picture: a graph has no operation for it, and it is little next to a
+//! layer. Invariant: the weights of a row's sources sum up to 1. Knows no file.
+
+use model_core::picture::Tile;
+
+/// The way from places of the square to those of patches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Resampling {
+    /// Rows, and columns, of the square.
+    pub(crate) side: usize,
+    pub(crate) corners: Corners,
+}
+
+/// What of the square and of the patches lies on each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Corners {
+    /// The middles of the first and last places, and straight lines in between (Qwen3-VL).
+    Middles,
+}
+
+/// A place of the square along one axis, and its part in a patch's row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Source {
+    at: usize,
+    part: f32,
+}
+
+impl Resampling {
+    /// What is added to each patch of a tile, of the square's rows of `dim` values.
+    pub(crate) fn rows(self, square: &[f32], dim: usize, tile: &Tile) -> Vec<f32> {
+        let (height, width) = tile.sides();
+        let along = |n: usize| (0..n).map(|at| self.sources(at, n)).collect::<Vec<_>>();
+        let (down, across) = (along(height), along(width));
+        let mut out = vec![0.0f32; tile.places.len() * dim];
+        for (to, place) in out.chunks_exact_mut(dim.max(1)).zip(&tile.places) {
+            let rows = down.get(place.y as usize).map_or(&[][..], Vec::as_slice);
+            let columns = across.get(place.x as usize).map_or(&[][..], Vec::as_slice);
+            for (y, x) in rows
+                .iter()
+                .flat_map(|y| columns.iter().map(move |x| (y, x)))
+            {
+                let start = (y.at * self.side + x.at) * dim;
+                let row = square.get(start..start + dim).unwrap_or_default();
+                let part = y.part * x.part;
+                to.iter_mut()
+                    .zip(row)
+                    .for_each(|(sum, value)| *sum += part * value);
+            }
+        }
+        out
+    }
+
+    /// The sources of place `at` of `n`.
+    fn sources(self, at: usize, n: usize) -> Vec<Source> {
+        let last = self.side.saturating_sub(1);
+        match self.corners {
+            Corners::Middles => {
+                let place = at as f32 * last as f32 / (n.saturating_sub(1).max(1)) as f32;
+                let floor = (place as usize).min(last);
+                let part = place - floor as f32;
+                let next = Source {
+                    at: (floor + 1).min(last),
+                    part,
+                };
+                vec![
+                    Source {
+                        at: floor,
+                        part: 1.0 - part,
+                    },
+                    next,
+                ]
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::GridPos;
+
+    use super::*;
+
+    /// A tile of so many rows and columns.
+    fn tile(height: u32, width: u32) -> Tile {
+        let places = (0..height).flat_map(|y| (0..width).map(move |x| GridPos { y, x }));
+        Tile {
+            places: places.collect(),
+            ..Tile::default()
+        }
+    }
+
+    #[test]
+    fn corners_stay_and_what_is_between_is_mixed() {
+        let resampling = Resampling {
+            side: 3,
+            corners: Corners::Middles,
+        };
+        // The value of a place is ten times its row and its column.
+        let square = [0.0, 1.0, 2.0, 10.0, 11.0, 12.0, 20.0, 21.0, 22.0];
+        let rows = resampling.rows(&square, 1, &tile(2, 5));
+        assert_eq!(
+            rows,
+            [0.0, 0.5, 1.0, 1.5, 2.0, 20.0, 20.5, 21.0, 21.5, 22.0]
+        );
+        assert_eq!(resampling.rows(&square, 1, &tile(1, 1)), [0.0]);
+    }
+}
