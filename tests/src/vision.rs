@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::{Recipe, fixture};
 
 /// The models, and what their templates write for a picture.
-pub const MODELS: [(&str, &str); 9] = [
+pub const MODELS: [(&str, &str); 11] = [
     ("qwen2_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("qwen2_5_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("qwen3_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
@@ -18,6 +18,8 @@ pub const MODELS: [(&str, &str); 9] = [
     ("mistral3", "[IMG]"),
     ("internvl", "<IMG_CONTEXT>"),
     ("smolvlm", "<image>"),
+    ("pixtral", "[IMG]"),
+    ("lfm2_vl", "<image>"),
 ];
 
 /// The tokens behind those of `tokenizers/spm512`, as in `fixtures/vision/make.py`.
@@ -35,16 +37,21 @@ const ADDED: [&str; 8] = [
 /// Those behind them, of one model alone.
 fn own_tokens(name: &str) -> Vec<String> {
     let own: &[&str] = match name {
-        "mistral3" => &["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+        "mistral3" | "pixtral" => &["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
         "internvl" => &["<img>", "</img>", "<IMG_CONTEXT>"],
         "smolvlm" => &["<fake_token_around_image>", "<global-img>"],
+        "lfm2_vl" => &["<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"],
         _ => &[],
     };
     let mut own: Vec<String> = own.iter().map(|&text| text.to_owned()).collect();
-    if name == "smolvlm" {
-        let places = (1..=3).flat_map(|row| (1..=3).map(move |column| (row, column)));
-        own.extend(places.map(|(row, column)| format!("<row_{row}_col_{column}>")));
-    }
+    let [n_rows, before, behind] = match name {
+        "smolvlm" => ["3", "<row_", ">"],
+        "lfm2_vl" => ["2", "<|img_row_", "|>"],
+        _ => return own,
+    };
+    let n_rows: u32 = n_rows.parse().unwrap();
+    let places = (1..=n_rows).flat_map(|row| (1..=3).map(move |column| (row, column)));
+    own.extend(places.map(|(row, column)| format!("{before}{row}_col_{column}{behind}")));
     own
 }
 

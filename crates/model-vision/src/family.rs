@@ -18,6 +18,9 @@ pub(crate) enum TowerKind {
     InternVit,
     /// Learned positions, no row before patches (SigLIP, Zhai et al., arXiv 2303.15343).
     SigLip,
+    /// The same, resampled to the shape of each picture (SigLIP 2, Tschannen et al., arXiv
+    /// 2502.14786).
+    SigLip2,
     /// Learned positions behind a row of its own, a norm at the beginning (CLIP, Radford et al.,
     /// arXiv 2103.00020).
     Clip,
@@ -40,6 +43,9 @@ pub(crate) enum ProjectorKind {
     NormedSquares,
     /// Squares become one row, and a matrix (Idefics 3).
     Squares,
+    /// Squares become one row, a norm where there is one, and two matrices with GELU between them,
+    /// `mm.1` and `mm.2` (LFM2-VL).
+    MergedSquares,
 }
 
 /// The text that stands for a picture in a prompt, around placeholders.
@@ -49,9 +55,42 @@ pub(crate) enum PictureText {
     Around([&'static str; 2]),
     /// One for each row of patches, with tokens after each and after the last.
     RowEnds([&'static str; 2]),
-    /// One for each tile, which tokens with its row and column name (Idefics 3).
-    NamedTiles,
+    /// One for each tile, which tokens with its row and column name.
+    Tiles(TileNames),
 }
+
+/// The text around the placeholders of tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TileNames {
+    pub(crate) start: &'static str,
+    /// What names a tile: before, between and behind the numbers of its row and its column.
+    pub(crate) tile: [&'static str; 3],
+    /// Behind each row of tiles.
+    pub(crate) row_end: &'static str,
+    /// Before the whole behind tiles.
+    pub(crate) whole: &'static str,
+    /// Before the whole without tiles.
+    pub(crate) alone: &'static str,
+    pub(crate) end: &'static str,
+}
+
+const OF_IDEFICS3: TileNames = TileNames {
+    start: "",
+    tile: ["<fake_token_around_image><row_", "_col_", ">"],
+    row_end: "\n",
+    whole: "\n<fake_token_around_image><global-img>",
+    alone: "<fake_token_around_image><global-img>",
+    end: "<fake_token_around_image>",
+};
+
+const OF_LFM2: TileNames = TileNames {
+    start: "<|image_start|>",
+    tile: ["<|img_row_", "_col_", "|>"],
+    row_end: "",
+    whole: "<|img_thumbnail|>",
+    alone: "",
+    end: "<|image_end|>",
+};
 
 /// The rows of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,7 +179,16 @@ pub(crate) const FAMILIES: &[Family] = &[
         projector: ProjectorKind::Squares,
         mark: "<image>",
         placeholder: "<image>",
-        text: PictureText::NamedTiles,
+        text: PictureText::Tiles(OF_IDEFICS3),
+        sees_itself: false,
+    },
+    Family {
+        name: "lfm2",
+        tower: TowerKind::SigLip2,
+        projector: ProjectorKind::MergedSquares,
+        mark: "<image>",
+        placeholder: "<image>",
+        text: PictureText::Tiles(OF_LFM2),
         sees_itself: false,
     },
 ];

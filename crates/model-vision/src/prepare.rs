@@ -10,7 +10,7 @@ use kv_core::GridPos;
 use model_core::picture::{PictureError, PictureGrid, Tile};
 
 use crate::pixels::{Filter, Pixels};
-use crate::size::{Size, fitted, shorter_side, smart};
+use crate::size::{Size, SmartSize, fitted, shorter_side};
 use crate::tiles::{TileGrid, Tiling};
 
 /// The way from pictures to patches.
@@ -33,8 +33,7 @@ pub(crate) enum Shape {
     Natural {
         /// Patches of a row of a square.
         merge: u32,
-        /// The fewest and the most pixels.
-        pixels: [u64; 2],
+        size: SmartSize,
         /// Patches of a row of a window, where layers see windows.
         window: Option<u32>,
     },
@@ -81,10 +80,10 @@ impl Preparation {
         match self.shape {
             Shape::Natural {
                 merge,
-                pixels: bounds,
+                size: smart,
                 window,
             } => {
-                let size = smart(size, self.patch * merge, bounds)?;
+                let size = smart.of(size)?;
                 Ok(self.natural(&resized(size)?, merge, window))
             }
             Shape::Fitted { merge, longest } => {
@@ -277,7 +276,11 @@ mod tests {
     fn squares_come_window_by_window() {
         let shape = Shape::Natural {
             merge: 2,
-            pixels: [1, 1 << 20],
+            size: SmartSize {
+                factor: 4,
+                pixels: [1, 1 << 20],
+                least_side: 0,
+            },
             window: Some(4),
         };
         // 6 x 3 squares of 4 pixels; windows of 2 x 2 squares.

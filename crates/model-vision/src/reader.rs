@@ -12,7 +12,7 @@ use model_core::picture::{
 use sha2::{Digest, Sha256};
 
 use crate::arrange::Arrangement;
-use crate::family::{Family, PictureText};
+use crate::family::{Family, PictureText, TileNames};
 use crate::pixels::Pixels;
 use crate::prepare::Preparation;
 use crate::tiles::TileGrid;
@@ -65,9 +65,9 @@ impl PictureReader {
                 // Positions follow these tokens.
                 (text, vec![grid.width; grid.height], None)
             }
-            (PictureText::NamedTiles, grid) => {
+            (PictureText::Tiles(names), grid) => {
                 let runs = prepared.tiles.iter().map(rows_of).collect();
-                (self.named_tiles(prepared.tile_grid), runs, grid)
+                (self.named_tiles(names, prepared.tile_grid), runs, grid)
             }
             (PictureText::Around([before, after]), grid) => {
                 let text = format!("{before}{}{after}", self.placeholder.1);
@@ -89,20 +89,22 @@ impl PictureReader {
     }
 
     /// The text of tiles of so many rows and columns, and of the whole behind them.
-    fn named_tiles(&self, grid: TileGrid) -> String {
-        let around = "<fake_token_around_image>";
+    fn named_tiles(&self, names: TileNames, grid: TileGrid) -> String {
         let placeholder = &self.placeholder.1;
-        let mut text = String::new();
+        let [before, between, behind] = names.tile;
+        let mut text = names.start.to_owned();
         for row in 1..=grid.rows {
             for column in 1..=grid.columns {
-                text += &format!("{around}<row_{row}_col_{column}>{placeholder}");
+                text += &format!("{before}{row}{between}{column}{behind}{placeholder}");
             }
-            text.push('\n');
+            text += names.row_end;
         }
-        if grid.rows > 0 {
-            text.push('\n');
-        }
-        text + &format!("{around}<global-img>{placeholder}{around}")
+        text += if grid.rows > 0 {
+            names.whole
+        } else {
+            names.alone
+        };
+        text + placeholder + names.end
     }
 
     fn name_of(&self, tiles: &[Tile]) -> PictureName {

@@ -18,6 +18,8 @@ pub(crate) struct Resampling {
 pub(crate) enum Corners {
     /// The middles of the first and last places, and straight lines in between (Qwen3-VL).
     Middles,
+    /// The outer edges, with all that lies under a place where the square is larger (SigLIP 2).
+    Edges,
 }
 
 /// A place of the square along one axis, and its part in a patch's row.
@@ -56,6 +58,7 @@ impl Resampling {
     fn sources(self, at: usize, n: usize) -> Vec<Source> {
         let last = self.side.saturating_sub(1);
         match self.corners {
+            Corners::Edges => self.under(at, n),
             Corners::Middles => {
                 let place = at as f32 * last as f32 / (n.saturating_sub(1).max(1)) as f32;
                 let floor = (place as usize).min(last);
@@ -73,6 +76,24 @@ impl Resampling {
                 ]
             }
         }
+    }
+}
+
+impl Resampling {
+    /// The sources that lie under place `at` of `n`, the nearer the larger.
+    fn under(self, at: usize, n: usize) -> Vec<Source> {
+        let scale = self.side as f32 / n.max(1) as f32;
+        let support = scale.max(1.0);
+        let centre = (at as f32 + 0.5) * scale - 0.5;
+        let near = |source: usize| (1.0 - (source as f32 - centre).abs() / support).max(0.0);
+        let sources = (0..self.side).map(|source| Source {
+            at: source,
+            part: near(source),
+        });
+        let mut sources: Vec<Source> = sources.filter(|source| source.part > 0.0).collect();
+        let sum: f32 = sources.iter().map(|source| source.part).sum();
+        sources.iter_mut().for_each(|source| source.part /= sum);
+        sources
     }
 }
 
@@ -105,5 +126,18 @@ mod tests {
             [0.0, 0.5, 1.0, 1.5, 2.0, 20.0, 20.5, 21.0, 21.5, 22.0]
         );
         assert_eq!(resampling.rows(&square, 1, &tile(1, 1)), [0.0]);
+    }
+
+    #[test]
+    fn what_lies_under_a_place_is_mixed() {
+        let edges = |side| Resampling {
+            side,
+            corners: Corners::Edges,
+        };
+        let square = [0.0, 4.0, 8.0, 12.0];
+        // Twice as many places: a quarter and three quarters of neighbours, and none outside.
+        let rows = edges(2).rows(&square, 1, &tile(1, 4));
+        assert_eq!(rows, [4.0, 5.0, 7.0, 8.0]);
+        assert_eq!(edges(2).rows(&square, 1, &tile(1, 1)), [6.0]);
     }
 }

@@ -12,46 +12,72 @@ pub(crate) struct Size {
 /// The longest side of a picture, in shorter ones, that Qwen's processors take.
 const MAX_RATIO: u32 = 200;
 
-/// The size nearest to a picture's whose sides are multiples of `factor`, and whose pixels are
-/// within bounds (Qwen2-VL: Wang et al., arXiv 2409.12191).
-///
-/// # Errors
-/// [`PictureError::TooNarrow`].
-pub(crate) fn smart(
-    Size { width, height }: Size,
-    factor: u32,
-    [least, most]: [u64; 2],
-) -> Result<Size, PictureError> {
-    if width.max(height) > width.min(height).saturating_mul(MAX_RATIO) {
-        let limit = MAX_RATIO;
-        return Err(PictureError::TooNarrow {
-            width,
-            height,
-            limit,
-        });
+/// Sizes whose sides are multiples of a factor, and whose pixels are within bounds (Qwen2-VL: Wang
+/// et al., arXiv 2409.12191).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SmartSize {
+    pub(crate) factor: u32,
+    /// The fewest and the most pixels.
+    pub(crate) pixels: [u64; 2],
+    /// The least that a side is rounded to.
+    pub(crate) least_side: u32,
+}
+
+impl SmartSize {
+    /// The size nearest to a picture's, before its pixels are looked at.
+    fn nearest(self, Size { width, height }: Size) -> [f64; 2] {
+        let factor = f64::from(self.factor.max(1));
+        let least = f64::from(self.least_side);
+        let nearest =
+            |side: u32| ((f64::from(side) / factor).round_ties_even() * factor).max(least);
+        [nearest(width), nearest(height)]
     }
-    let (w, h, f) = (
-        f64::from(width),
-        f64::from(height),
-        f64::from(factor.max(1)),
-    );
-    let nearest = |side: f64| (side / f).round_ties_even() * f;
-    let n_pixels = nearest(w) * nearest(h);
-    let (width, height) = if n_pixels > most as f64 {
-        let beta = (w * h / most as f64).sqrt();
-        let fitted = |side: f64| ((side / beta / f).floor() * f).max(f);
-        (fitted(w), fitted(h))
-    } else if n_pixels < least as f64 {
-        let beta = (least as f64 / (w * h)).sqrt();
-        let fitted = |side: f64| (side * beta / f).ceil() * f;
-        (fitted(w), fitted(h))
-    } else {
-        (nearest(w), nearest(h))
-    };
-    Ok(Size {
-        width: width as u32,
-        height: height as u32,
-    })
+
+    /// True if a picture has more than so many times the most pixels.
+    pub(crate) fn is_exceeded(self, size: Size, tolerance: f32) -> bool {
+        let [width, height] = self.nearest(size);
+        let [_, most] = self.pixels;
+        width * height > most as f64 * f64::from(tolerance)
+    }
+
+    /// The size nearest to a picture's.
+    ///
+    /// # Errors
+    /// [`PictureError::TooNarrow`].
+    pub(crate) fn of(self, size: Size) -> Result<Size, PictureError> {
+        let Size { width, height } = size;
+        let [least, most] = self.pixels;
+        if width.max(height) > width.min(height).saturating_mul(MAX_RATIO) {
+            let limit = MAX_RATIO;
+            return Err(PictureError::TooNarrow {
+                width,
+                height,
+                limit,
+            });
+        }
+        let (w, h, f) = (
+            f64::from(width),
+            f64::from(height),
+            f64::from(self.factor.max(1)),
+        );
+        let [nearest_width, nearest_height] = self.nearest(size);
+        let n_pixels = nearest_width * nearest_height;
+        let (width, height) = if n_pixels > most as f64 {
+            let beta = (w * h / most as f64).sqrt();
+            let fitted = |side: f64| ((side / beta / f).floor() * f).max(f);
+            (fitted(w), fitted(h))
+        } else if n_pixels < least as f64 {
+            let beta = (least as f64 / (w * h)).sqrt();
+            let fitted = |side: f64| (side * beta / f).ceil() * f;
+            (fitted(w), fitted(h))
+        } else {
+            (nearest_width, nearest_height)
+        };
+        Ok(Size {
+            width: width as u32,
+            height: height as u32,
+        })
+    }
 }
 
 /// The size of a picture whose longer side is at most `longest`, made larger to multiples of
@@ -168,7 +194,13 @@ mod tests {
 
     #[test]
     fn sides_are_multiples_within_bounds() {
-        let bounds = [56 * 56, 28 * 28 * 1280];
+        let smart = SmartSize {
+            factor: 28,
+            pixels: [56 * 56, 28 * 28 * 1280],
+            least_side: 0,
+        };
+        assert!(smart.is_exceeded(size(1500, 1400), 2.0));
+        assert!(!smart.is_exceeded(size(1400, 1400), 2.0));
         for (given, wanted) in [
             (size(640, 480), size(644, 476)),
             (size(28, 28), size(56, 56)),
@@ -176,9 +208,9 @@ mod tests {
             (size(42, 42), size(56, 56)),
             (size(70, 70), size(56, 56)), // 2.5 is rounded to the even 2
         ] {
-            assert_eq!(smart(given, 28, bounds).unwrap(), wanted, "{given:?}");
+            assert_eq!(smart.of(given).unwrap(), wanted, "{given:?}");
         }
-        let error = smart(size(100_000, 1), 28, bounds).unwrap_err();
+        let error = smart.of(size(100_000, 1)).unwrap_err();
         assert!(error.to_string().contains("100000 x 1"), "{error}");
     }
 

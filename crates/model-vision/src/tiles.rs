@@ -6,16 +6,23 @@
 use model_core::picture::PictureError;
 
 use crate::pixels::{Filter, Pixels};
-use crate::size::{Size, longer_side, nearest_grid, whole_squares};
+use crate::size::{Size, SmartSize, longer_side, nearest_grid, whole_squares};
 
 /// The number of tiles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Tiling {
     /// From so many to so many, in the shape that is nearest to the picture's; a picture of one
     /// tile has no other (InternVL).
     Nearest([u32; 2]),
     /// Those that cover the picture, whose longer side gets this length before (Idefics 3).
     Covering(u32),
+    /// As `Nearest`, for pictures of more than so many times the most pixels alone; the whole keeps
+    /// its shape (LFM2-VL).
+    OfLarge {
+        tiles: [u32; 2],
+        whole: SmartSize,
+        tolerance: f32,
+    },
 }
 
 /// A picture in tiles.
@@ -24,6 +31,16 @@ pub(crate) struct CutPicture {
     /// The tiles, and the whole.
     pub(crate) parts: Vec<Pixels>,
     pub(crate) grid: TileGrid,
+}
+
+impl CutPicture {
+    /// The whole without tiles.
+    fn alone(whole: Pixels) -> Self {
+        Self {
+            parts: vec![whole],
+            grid: TileGrid::default(),
+        }
+    }
 }
 
 /// Rows and columns of tiles; none where there is the whole alone.
@@ -53,14 +70,27 @@ impl Tiling {
             width: side,
             height: side,
         };
+        let nearest = |bounds: [u32; 2]| {
+            let grid = nearest_grid(pixels.size(), side, bounds);
+            let size = Size {
+                width: side * grid.width,
+                height: side * grid.height,
+            };
+            resized(pixels, size)
+        };
         let (tiled, whole) = match self {
-            Self::Nearest(bounds) => {
-                let grid = nearest_grid(pixels.size(), side, bounds);
-                let size = Size {
-                    width: side * grid.width,
-                    height: side * grid.height,
-                };
-                (resized(pixels, size)?, resized(pixels, square)?)
+            Self::Nearest(bounds) => (nearest(bounds)?, resized(pixels, square)?),
+            Self::OfLarge {
+                tiles,
+                whole,
+                tolerance,
+            } => {
+                let size = pixels.size();
+                let fitted = resized(pixels, whole.of(size)?)?;
+                if !whole.is_exceeded(size, tolerance) {
+                    return Ok(CutPicture::alone(fitted));
+                }
+                (nearest(tiles)?, fitted)
             }
             Self::Covering(longest) => {
                 let size = longer_side(pixels.size(), longest.min(MAX_SIDE));
@@ -72,10 +102,7 @@ impl Tiling {
         };
         let (rows, columns) = (tiled.height / side, tiled.width / side);
         if rows * columns <= 1 {
-            return Ok(CutPicture {
-                parts: vec![whole],
-                grid: TileGrid::default(),
-            });
+            return Ok(CutPicture::alone(whole));
         }
         let corners = (0..rows).flat_map(|y| (0..columns).map(move |x| [x, y]));
         let tile = |[x, y]: [u32; 2]| {

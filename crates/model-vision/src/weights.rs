@@ -23,11 +23,21 @@ const UP: &str = "v.blk.0.ffn_up.weight";
 /// The norm behind the last layer, and its name in files where it is the projector's.
 const LAST_NORM: [&str; 2] = ["v.post_ln.weight", "mm.input_norm.weight"];
 
+/// The order of the values of a patch in the file's matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PatchOrder {
+    /// All of a colour, then all of the next.
+    Planes,
+    /// The colours of a pixel, then those of the next.
+    Pixels,
+}
+
 /// The changes of the tensors of a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Changes {
     /// Values of a patch.
     pub(crate) patch_len: usize,
+    pub(crate) order: PatchOrder,
     /// A matrix whose rows are columns in the file.
     pub(crate) transposed: Option<&'static str>,
     /// A matrix whose columns are, in the file, for each value those of all rows that are joined,
@@ -55,6 +65,7 @@ impl TowerWeights {
     ) -> Result<Self, WeightError> {
         let Changes {
             patch_len,
+            order,
             transposed,
             unfolded,
         } = changes;
@@ -70,6 +81,13 @@ impl TowerWeights {
                 first.iter().zip(second).map(|(a, b)| a + b)
             });
             values = summed.collect();
+        }
+        if order == PatchOrder::Pixels {
+            let patches = values.chunks_exact(patch_len.max(1));
+            let planes = patches.flat_map(|patch| {
+                (0..3).flat_map(|colour| patch.iter().skip(colour).step_by(3).copied())
+            });
+            values = planes.collect();
         }
         if let Some(second) = source.get(SECOND_PICTURE) {
             let second = second.to_f32();

@@ -69,14 +69,14 @@ const EXPERT_KEYS: &[Key] = &[
 
 /// The classes.
 pub(super) const CLASSES: &[HfClass] = &[
+    LFM2,
+    // With pictures: what its vision tower makes comes in as rows.
     HfClass {
-        name: "Lfm2ForCausalLM",
-        architecture: "lfm2",
-        keys: &[COMMON_KEYS, ROPE_KEYS, &[Key::With(feed_forward)]],
-        tensors: &[FRAME_TENSORS, LAYERS, DENSE],
-        aliases: &[("intermediate_size", "block_ff_dim")],
-        defaults: &[("num_key_value_heads", 8), ("rope_theta", 1_000_000)],
-        ..HfClass::EMPTY
+        name: "Lfm2VlForConditionalGeneration",
+        section: Some("text_config"),
+        text: "language_model.",
+        other_parts: &["model.vision_tower.", "model.multi_modal_projector."],
+        ..LFM2
     },
     HfClass {
         name: "Lfm2MoeForCausalLM",
@@ -91,6 +91,16 @@ pub(super) const CLASSES: &[HfClass] = &[
         ..HfClass::EMPTY
     },
 ];
+
+const LFM2: HfClass = HfClass {
+    name: "Lfm2ForCausalLM",
+    architecture: "lfm2",
+    keys: &[COMMON_KEYS, ROPE_KEYS, &[Key::With(feed_forward)]],
+    tensors: &[FRAME_TENSORS, LAYERS, DENSE],
+    aliases: &[("intermediate_size", "block_ff_dim")],
+    defaults: &[("num_key_value_heads", 8), ("rope_theta", 1_000_000)],
+    ..HfClass::EMPTY
+};
 
 /// GGUF files call the last norm that of the embedding.
 const FRAME_TENSORS: &[TensorRule] = &[

@@ -8,7 +8,9 @@ mod tables;
 mod tiled;
 
 use model_core::gguf::Array;
-use model_core::hf::{HfClass, HfClasses, HfConfig, HfHead, Key, Keys, ModelFileError, in_stack};
+use model_core::hf::{
+    ClassWhen, HfClass, HfClasses, HfConfig, HfHead, Key, Keys, ModelFileError, in_stack,
+};
 use serde_json::Value;
 
 pub(crate) use processor::add_processor;
@@ -18,7 +20,7 @@ use tables::{
     QWEN3_OUTER, TWO_MATRICES,
 };
 
-use tiled::{IDEFICS3, INTERNVL, SMOLVLM};
+use tiled::{IDEFICS3, INTERNVL, LFM2_VL, SMOLVLM};
 
 /// The classes that have a tower.
 pub(crate) fn classes() -> HfClasses {
@@ -26,7 +28,8 @@ pub(crate) fn classes() -> HfClasses {
     let plain = [
         QWEN2_VL, QWEN25_VL, QWEN3_VL, QWEN35, LLAVA, GEMMA3, MISTRAL3,
     ];
-    for class in plain.into_iter().chain([INTERNVL, IDEFICS3, SMOLVLM]) {
+    let tiled = [INTERNVL, IDEFICS3, SMOLVLM, LFM2_VL];
+    for class in plain.into_iter().chain([PIXTRAL]).chain(tiled) {
         classes.register(class);
     }
     classes
@@ -220,6 +223,14 @@ const GEMMA3: HfClass = HfClass {
     ..TOWER
 };
 
+/// Pixtral 12B, a LLaVA with the tower that was made for it.
+const PIXTRAL: HfClass = HfClass {
+    name: LLAVA.name,
+    when: ClassWhen::Says("vision_config.model_type", "pixtral"),
+    keys: &[&[Key::With(pixtral)]],
+    ..MISTRAL3
+};
+
 /// Mistral Small 3.1 and later, with the tower of Pixtral.
 const MISTRAL3: HfClass = HfClass {
     name: "Mistral3ForConditionalGeneration",
@@ -359,17 +370,31 @@ fn llava(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     }
 }
 
+fn pixtral(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    only(config, "vision_feature_select_strategy", &["full"])?;
+    pixtral_tower(config, keys)
+}
+
 fn mistral3(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let eps = config.optional_number("text_config.rms_norm_eps")?;
+    if eps.is_some_and(|eps| eps != 1e-5) {
+        return Err(config.wrong("text_config.rms_norm_eps", "1e-5, as in the tower"));
+    }
+    counts(
+        config,
+        keys,
+        &[("spatial_merge_size", "spatial_merge_size")],
+    )?;
+    pixtral_tower(config, keys)
+}
+
+fn pixtral_tower(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     only(config, "model_type", &["pixtral"])?;
     only(config, "hidden_act", &["silu"])?;
     only(config, "projector_hidden_act", &["gelu"])?;
     keys.set("vision.projector_type", "pixtral");
     keys.set_whole("clip.use_silu", true);
     keys.set("vision.attention.layer_norm_epsilon", 1e-5f32);
-    let eps = config.optional_number("text_config.rms_norm_eps")?;
-    if eps.is_some_and(|eps| eps != 1e-5) {
-        return Err(config.wrong("text_config.rms_norm_eps", "1e-5, as in the tower"));
-    }
     let layer = config.value("vision_feature_layer");
     if layer.and_then(Value::as_i64).unwrap_or(-1) != -1 {
         return Err(config.wrong("vision_feature_layer", "-1, the last"));
@@ -383,14 +408,7 @@ fn mistral3(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     };
     keys.set_whole("clip.rope.freq_base", base as f32);
     counts(config, keys, CLIP_COUNTS)?;
-    counts(
-        config,
-        keys,
-        &[
-            ("block_count", "num_hidden_layers"),
-            ("spatial_merge_size", "spatial_merge_size"),
-        ],
-    )
+    counts(config, keys, &[("block_count", "num_hidden_layers")])
 }
 
 fn gemma3(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {

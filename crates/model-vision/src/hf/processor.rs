@@ -53,13 +53,21 @@ pub(crate) fn add_processor(
         ("preproc_image_size", "size.longest_edge"),
         ("preproc_min_tiles", "min_patches"),
         ("preproc_max_tiles", "max_patches"),
+        ("preproc_min_tiles", "min_tiles"),
+        ("preproc_max_tiles", "max_tiles"),
+        ("preproc_image_size", "tile_size"),
     ] {
         if let Some(value) = whole(from) {
             metadata.insert(&format!("clip.vision.{to}"), value);
         }
     }
-    if config.optional_flag(&at("do_image_splitting"))? == Some(false) {
-        return Err(config.wrong(&at("do_image_splitting"), "true"));
+    for key in ["do_image_splitting", "use_thumbnail"] {
+        if config.optional_flag(&at(key))? == Some(false) {
+            return Err(config.wrong(&at(key), "true"));
+        }
+    }
+    if let Some(tolerance) = config.optional_number(&at("max_pixels_tolerance"))? {
+        metadata.insert("clip.vision.preproc_tolerance", tolerance as f32);
     }
     let side: Option<u32> = metadata.optional("clip.vision.image_size").ok().flatten();
     let tile = "max_image_size.longest_edge";
@@ -81,6 +89,20 @@ pub(crate) fn add_processor(
         let value = names.iter().find_map(|name| whole(name));
         if let Some(value) = value {
             metadata.insert(&format!("clip.vision.{to}"), value);
+        }
+    }
+    // The rows of a picture, in pixels.
+    let count = |key: &str| metadata.optional::<u32>(key).ok().flatten();
+    let patch = count("clip.vision.patch_size").unwrap_or(0);
+    let merge = count("clip.vision.projector.scale_factor").unwrap_or(1);
+    let of_row = patch.saturating_mul(merge).saturating_pow(2);
+    for (to, from) in [
+        ("image_min_pixels", "min_image_tokens"),
+        ("image_max_pixels", "max_image_tokens"),
+    ] {
+        if let Some(n_rows) = whole(from) {
+            let n_pixels = n_rows.saturating_mul(of_row);
+            metadata.insert(&format!("clip.vision.{to}"), n_pixels);
         }
     }
     Ok(())

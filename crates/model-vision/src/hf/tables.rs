@@ -195,3 +195,12 @@ pub(super) const INTERNVL_PROJECTOR: [TensorRule; 6] = [
 
 /// The one matrix between the tower of Idefics 3 and its decoder.
 pub(super) const CONNECTOR: [TensorRule; 1] = [same("weight", "proj.weight")];
+
+pub(super) const LFM2_PROJECTOR: [TensorRule; 6] = [
+    same("input_norm.weight", "layer_norm.weight"),
+    same("input_norm.bias", "layer_norm.bias"),
+    same("1.weight", "linear_1.weight"),
+    same("1.bias", "linear_1.bias"),
+    same("2.weight", "linear_2.weight"),
+    same("2.bias", "linear_2.bias"),
+];

@@ -6,6 +6,7 @@ use model_core::hf::{HfClass, HfConfig, Key, Keys, ModelFileError, in_stack};
 
 use super::tables::{
     CLIP_LAYER, CLIP_OUTER, CONNECTOR, INTERNVL_LAYER, INTERNVL_OUTER, INTERNVL_PROJECTOR,
+    LFM2_PROJECTOR,
 };
 use super::{CLIP_COUNTS, TOWER, counts, only};
 
@@ -80,6 +81,34 @@ pub(super) const SMOLVLM: HfClass = HfClass {
     ..IDEFICS3
 };
 
+pub(super) const LFM2_VL: HfClass = HfClass {
+    name: "Lfm2VlForConditionalGeneration",
+    keys: &[&[Key::With(lfm2_vl)]],
+    tensors: &[
+        &in_stack(
+            "v.blk.{l}.",
+            "model.vision_tower.encoder.layers.{l}.",
+            CLIP_LAYER,
+        ),
+        &in_stack(
+            "v.blk.{l}.",
+            "model.vision_tower.vision_model.encoder.layers.{l}.",
+            CLIP_LAYER,
+        ),
+        &in_stack("v.", "model.vision_tower.", CLIP_OUTER),
+        &in_stack("v.", "model.vision_tower.vision_model.", CLIP_OUTER),
+        &in_stack("mm.", "model.multi_modal_projector.", LFM2_PROJECTOR),
+    ],
+    defaults: &[
+        ("hidden_size", 768),
+        ("num_hidden_layers", 12),
+        ("num_attention_heads", 12),
+        ("patch_size", 16),
+        ("downsample_factor", 2),
+    ],
+    ..TOWER
+};
+
 /// A length that is stated for both sides, or for each.
 fn side(config: &HfConfig, key: &str) -> Result<u32, ModelFileError> {
     let [height, width] = [0, 1].map(|at| format!("{key}.{at}"));
@@ -149,6 +178,27 @@ fn idefics3(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
         &[
             ("block_count", "num_hidden_layers"),
             ("projector.scale_factor", "scale_factor"),
+        ],
+    )
+}
+
+fn lfm2_vl(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    only(config, "model_type", &["siglip2_vision_model"])?;
+    only(config, "hidden_act", &["gelu_pytorch_tanh"])?;
+    only(config, "projector_hidden_act", &["gelu"])?;
+    keys.set("vision.projector_type", "lfm2");
+    keys.set_whole("clip.use_gelu", true);
+    let eps = config.optional_number("layer_norm_eps")?.unwrap_or(1e-6);
+    keys.set("vision.attention.layer_norm_epsilon", eps as f32);
+    counts(
+        config,
+        keys,
+        &[
+            ("embedding_length", "hidden_size"),
+            ("attention.head_count", "num_attention_heads"),
+            ("block_count", "num_hidden_layers"),
+            ("patch_size", "patch_size"),
+            ("projector.scale_factor", "downsample_factor"),
         ],
     )
 }

@@ -23,10 +23,10 @@ use crate::family::{Family, ProjectorKind, TowerKind};
 use crate::prepare::Preparation;
 use crate::resample::{Corners, Resampling};
 use crate::tower::{
-    AxialFrequencies, PATCH_BIAS, POSITIONS, ROPE_DIVISORS, Tower, TowerFeedForward,
-    TowerPositions, TowerResidual, axial_divisors, axial_rope,
+    AxialFrequencies, PATCH_BIAS, PATCH_EMBEDDING, POSITIONS, ROPE_DIVISORS, Tower,
+    TowerFeedForward, TowerPositions, TowerResidual, axial_divisors, axial_rope,
 };
-use crate::weights::{Changes, TowerWeights};
+use crate::weights::{Changes, PatchOrder, TowerWeights};
 
 /// The base of the rotations of towers.
 const ROPE_BASE: f64 = 10_000.0;
@@ -96,6 +96,11 @@ pub(crate) fn read_tower(
     }
     let changes = Changes {
         patch_len: tower.patch_len,
+        order: match source.shape(PATCH_EMBEDDING)?.len() {
+            // Not a convolution.
+            2 => PatchOrder::Pixels,
+            _ => PatchOrder::Planes,
+        },
         transposed: match family.projector {
             ProjectorKind::Averaged => Some(INPUT_PROJECTION),
             _ => None,
@@ -158,7 +163,9 @@ impl Source<'_> {
                 let (rope, sections) = axial_rope(head_dim, self.rope_base()?, RopeStyle::Norm);
                 (Some(rope), Some(sections))
             }
-            TowerKind::SigLip | TowerKind::Clip | TowerKind::InternVit => (None, None),
+            TowerKind::SigLip | TowerKind::SigLip2 | TowerKind::Clip | TowerKind::InternVit => {
+                (None, None)
+            }
         };
         let attention = AttentionBlock {
             n_heads,
@@ -251,14 +258,17 @@ impl Source<'_> {
             TowerKind::SigLip | TowerKind::Clip | TowerKind::InternVit => {
                 TowerPositions::Learned(n_learned()?)
             }
-            TowerKind::Qwen3Vl => {
+            TowerKind::Qwen3Vl | TowerKind::SigLip2 => {
                 let n = n_learned()?;
                 let side = n.isqrt();
                 if side == 0 || side * side != n {
                     let reason = format!("the {n} rows of '{POSITIONS}' are no square");
                     return Err(setting("clip.vision.image_size", reason));
                 }
-                let corners = Corners::Middles;
+                let corners = match family.tower {
+                    TowerKind::SigLip2 => Corners::Edges,
+                    _ => Corners::Middles,
+                };
                 TowerPositions::Resampled(Resampling { side, corners })
             }
         })
@@ -308,7 +318,7 @@ impl Source<'_> {
                 side: self.merge()?,
                 n_before: 1,
             },
-            (_, ProjectorKind::Squares) => Arrangement::Squares {
+            (_, ProjectorKind::Squares | ProjectorKind::MergedSquares) => Arrangement::Squares {
                 side: self.merge()?,
                 n_before: 0,
             },

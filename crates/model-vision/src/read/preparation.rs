@@ -5,9 +5,10 @@
 use model_core::architecture::ModelError;
 
 use super::{Source, setting};
-use crate::family::{Family, PictureText, TowerKind};
+use crate::family::{Family, ProjectorKind, TowerKind};
 use crate::pixels::Filter;
 use crate::prepare::{Preparation, Shape};
+use crate::size::SmartSize;
 use crate::tiles::Tiling;
 
 /// The most tiles of a picture.
@@ -25,21 +26,26 @@ impl Source<'_> {
             })
         };
         let as_u32 = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let pixels = |key: &str, or: u64| -> Result<u64, ModelError> {
+            Ok(self.optional_count(key)?.map_or(or, |n| n as u64))
+        };
         let shape = match family.tower {
             TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Qwen3Vl => {
-                let pixels = |key: &str, or: u64| -> Result<u64, ModelError> {
-                    Ok(self.optional_count(key)?.map_or(or, |n| n as u64))
-                };
                 let [least, most] = match family.tower {
                     TowerKind::Qwen3Vl => [1 << 16, 1 << 24],
                     _ => [56 * 56, 28 * 28 * 1280],
                 };
+                let merge = as_u32(self.merge()?);
                 Shape::Natural {
-                    merge: as_u32(self.merge()?),
-                    pixels: [
-                        pixels("image_min_pixels", least)?,
-                        pixels("image_max_pixels", most)?,
-                    ],
+                    merge,
+                    size: SmartSize {
+                        factor: as_u32(self.patch).saturating_mul(merge),
+                        pixels: [
+                            pixels("image_min_pixels", least)?,
+                            pixels("image_max_pixels", most)?,
+                        ],
+                        least_side: 0,
+                    },
                     window: self.window(family)?.map(as_u32),
                 }
             }
@@ -51,21 +57,35 @@ impl Source<'_> {
                 }
             }
             TowerKind::InternVit => {
-                let n = |key: &str, or: usize| -> Result<u32, ModelError> {
-                    Ok(as_u32(self.optional_count(key)?.unwrap_or(or)))
-                };
-                let bounds = [n("preproc_min_tiles", 1)?, n("preproc_max_tiles", 12)?];
-                if bounds[0] > bounds[1] || bounds[1] > MAX_TILES {
-                    let reason =
-                        format!("{} to {} tiles: at most {MAX_TILES}", bounds[0], bounds[1]);
-                    return Err(setting("clip.vision.preproc_max_tiles", reason));
-                }
-                self.tiled(Tiling::Nearest(bounds), 1)?
+                let tiling = Tiling::Nearest(self.tile_counts([1, 12])?);
+                self.tiled(tiling, self.count("image_size")?, 1)?
             }
-            TowerKind::SigLip if family.text == PictureText::NamedTiles => {
+            TowerKind::SigLip if family.projector == ProjectorKind::Squares => {
+                let side = self.count("image_size")?;
                 let longest = self.optional_count("preproc_image_size")?;
-                let longest = longest.map_or_else(|| self.count("image_size"), Ok)?;
-                self.tiled(Tiling::Covering(as_u32(longest)), 0)?
+                let tiling = Tiling::Covering(as_u32(longest.unwrap_or(side)));
+                self.tiled(tiling, side, 0)?
+            }
+            TowerKind::SigLip2 => {
+                let factor = self.patch * self.merge()?;
+                // 64 to 256 rows of a picture that is not cut.
+                let n_pixels = (factor as u64).pow(2);
+                let whole = SmartSize {
+                    factor: as_u32(factor),
+                    pixels: [
+                        pixels("image_min_pixels", 64 * n_pixels)?,
+                        pixels("image_max_pixels", 256 * n_pixels)?,
+                    ],
+                    least_side: as_u32(factor),
+                };
+                let tolerance = self.metadata.optional("clip.vision.preproc_tolerance")?;
+                let tiling = Tiling::OfLarge {
+                    tiles: self.tile_counts([2, 10])?,
+                    whole,
+                    tolerance: tolerance.unwrap_or(2.0),
+                };
+                let side = self.optional_count("preproc_image_size")?.unwrap_or(512);
+                self.tiled(tiling, side, 0)?
             }
             TowerKind::SigLip => Shape::Stretched(as_u32(self.count("image_size")?)),
             TowerKind::Clip => Shape::Middle(as_u32(self.count("image_size")?)),
@@ -79,27 +99,39 @@ impl Source<'_> {
                 family.tower,
             ) {
                 (Some(1u32), _) => Filter::Lanczos,
-                (None, TowerKind::SigLip) if family.text == PictureText::NamedTiles => {
+                (None, TowerKind::SigLip) if family.projector == ProjectorKind::Squares => {
                     Filter::Lanczos
                 }
-                (Some(2), _) | (None, TowerKind::SigLip) => Filter::Bilinear,
+                (Some(2), _) | (None, TowerKind::SigLip | TowerKind::SigLip2) => Filter::Bilinear,
                 (Some(_), _) | (None, _) => Filter::Bicubic,
             },
             shape,
         })
     }
 
-    /// Tiles of the tower's size, with so many rows before patches.
-    fn tiled(&self, tiling: Tiling, n_before: u32) -> Result<Shape, ModelError> {
-        let (side, merge) = (self.side()?, self.merge()?);
-        if side == 0 || !side.is_multiple_of(merge) {
-            let reason = format!("{side} patches of a row are no whole squares of {merge}");
+    /// The fewest and the most tiles of a picture.
+    fn tile_counts(&self, [least, most]: [usize; 2]) -> Result<[u32; 2], ModelError> {
+        let least = self.optional_count("preproc_min_tiles")?.unwrap_or(least);
+        let most = self.optional_count("preproc_max_tiles")?.unwrap_or(most);
+        match (u32::try_from(least), u32::try_from(most)) {
+            (Ok(least), Ok(most)) if least <= most && most <= MAX_TILES => Ok([least, most]),
+            _ => {
+                let reason = format!("{least} to {most} tiles: at most {MAX_TILES} are taken");
+                Err(setting("clip.vision.preproc_max_tiles", reason))
+            }
+        }
+    }
+
+    /// Tiles of so many pixels in a row, with so many rows before patches.
+    fn tiled(&self, tiling: Tiling, side: usize, n_before: u32) -> Result<Shape, ModelError> {
+        let factor = self.patch * self.merge()?;
+        if side == 0 || !side.is_multiple_of(factor) {
+            let reason = format!("tiles of {side} pixels are no whole squares of {factor}");
             return Err(setting("clip.vision.projector.scale_factor", reason));
         }
-        let as_u32 = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Ok(Shape::Tiled {
             tiling,
-            side: as_u32(self.count("image_size")?),
+            side: u32::try_from(side).unwrap_or(u32::MAX),
             n_before,
         })
     }

@@ -14,7 +14,7 @@ impl Source<'_> {
     pub(super) fn projector(&self, family: &Family) -> Result<Vec<ProjectorStep>, ModelError> {
         Ok(match family.projector {
             ProjectorKind::TwoMatrices => self.two_matrices("mm.0.weight", "mm.2.weight")?.to_vec(),
-            ProjectorKind::Merged => {
+            ProjectorKind::Merged | ProjectorKind::MergedSquares => {
                 let step = |name: &str| -> Result<ProjectorStep, ModelError> {
                     let width = self.rows_of(name)?;
                     Ok(if self.has(&bias_of(name)) {
@@ -23,8 +23,17 @@ impl Source<'_> {
                         ProjectorStep::Matrix(name.to_owned(), width)
                     })
                 };
-                let merger = self.has(PATCH_MERGER).then(|| step(PATCH_MERGER));
-                let mut steps: Vec<ProjectorStep> = merger.transpose()?.into_iter().collect();
+                let first = match family.projector {
+                    ProjectorKind::MergedSquares => self.has("mm.input_norm.weight").then(|| {
+                        let norm = Norm {
+                            kind: NormKind::LayerWithBias,
+                            eps: 1e-5,
+                        };
+                        Ok(ProjectorStep::Norm(norm, "mm.input_norm".to_owned()))
+                    }),
+                    _ => self.has(PATCH_MERGER).then(|| step(PATCH_MERGER)),
+                };
+                let mut steps: Vec<ProjectorStep> = first.transpose()?.into_iter().collect();
                 steps.extend([
                     step("mm.1.weight")?,
                     ProjectorStep::Activate(Activation::GeluErf),
