@@ -54,12 +54,22 @@ impl Tile {
     }
 }
 
+/// A row of a picture in a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PictureRow {
+    /// The one of this number among those of all tiles, one after the other.
+    OfTile(u32),
+    /// The learned one behind a line of rows (LLaVA 1.6).
+    LineEnd,
+}
+
 /// A picture that a tower can compute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
     name: PictureName,
     tiles: Vec<Tile>,
     n_rows: usize,
+    layout: Vec<PictureRow>,
     grid: Option<PictureGrid>,
     rows_see_each_other: bool,
 }
@@ -77,9 +87,25 @@ impl Picture {
             name,
             tiles,
             n_rows,
+            layout: Vec::new(),
             grid,
             rows_see_each_other: false,
         }
+    }
+
+    /// The same with these rows in a prompt, where they are not those of all tiles.
+    #[must_use]
+    pub fn with_layout(self, layout: Vec<PictureRow>) -> Self {
+        Self {
+            n_rows: layout.len(),
+            layout,
+            ..self
+        }
+    }
+
+    /// Its rows in a prompt; empty where they are those of all tiles.
+    pub fn layout(&self) -> &[PictureRow] {
+        &self.layout
     }
 
     /// The same where each of its rows in a prompt sees the later ones, too.

@@ -17,9 +17,9 @@ use kv_core::{GridPos, Pos};
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphShape};
 use model_core::architecture::ModelError;
-use model_core::picture::{Picture, PictureEncoder, PictureError, Tile};
+use model_core::picture::{Picture, PictureEncoder, PictureError, PictureRow, Tile};
 
-use crate::tower::{POSITIONS, Tower, TowerPositions};
+use crate::tower::{LINE_END, POSITIONS, Tower, TowerPositions};
 
 /// Sizes of pictures whose compiled graphs are kept.
 const N_SIZES: usize = 2;
@@ -54,6 +54,8 @@ pub struct TowerEncoder<B: Backend> {
     outputs: GraphOutputs,
     /// The learned rows of positions that are resampled, where they are.
     square: Vec<f32>,
+    /// The row behind lines of rows; empty where a tower has none.
+    line_end: Vec<f32>,
 }
 
 impl<B: Backend> TowerEncoder<B> {
@@ -76,6 +78,8 @@ impl<B: Backend> TowerEncoder<B> {
                 rows.to_f32()
             }
         };
+        let line_end = source.get(LINE_END).map(|row| row.to_f32());
+        let line_end = line_end.unwrap_or_default();
         Ok(Self {
             backend,
             tower,
@@ -86,6 +90,7 @@ impl<B: Backend> TowerEncoder<B> {
             programs: VecDeque::new(),
             outputs: GraphOutputs::default(),
             square,
+            line_end,
         })
     }
 
@@ -202,7 +207,18 @@ impl<B: Backend> PictureEncoder for TowerEncoder<B> {
         for tile in picture.tiles() {
             rows.extend(self.tile(tile, cancel)?);
         }
-        Ok(rows)
+        if picture.layout().is_empty() {
+            return Ok(rows);
+        }
+        let width = self.tower.output_dim();
+        let row = |row: &PictureRow| match *row {
+            PictureRow::LineEnd => self.line_end.as_slice(),
+            PictureRow::OfTile(number) => {
+                let start = number as usize * width;
+                rows.get(start..start + width).unwrap_or_default()
+            }
+        };
+        Ok(picture.layout().iter().flat_map(row).copied().collect())
     }
 }
 

@@ -7,14 +7,14 @@
 use std::cmp::Ordering;
 
 use kv_core::GridPos;
-use model_core::picture::{PictureError, PictureGrid, Tile};
+use model_core::picture::{PictureError, PictureGrid, PictureRow, Tile};
 
 use crate::pixels::{Filter, Pixels};
 use crate::size::{Size, SmartSize, fitted, shorter_side};
 use crate::tiles::{TileGrid, Tiling};
 
 /// The way from pictures to patches.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Preparation {
     /// Rows and columns of pixels of a patch.
     pub(crate) patch: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Preparation {
 }
 
 /// The sizes and the order of patches.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Shape {
     /// Nearly as the picture is, in squares of `merge` patches that follow each other (Qwen2-VL).
     Natural {
@@ -67,6 +67,8 @@ pub(crate) struct PreparedPicture {
     pub(crate) grid: Option<PictureGrid>,
     /// Rows and columns of tiles, where it was cut.
     pub(crate) tile_grid: TileGrid,
+    /// Its rows in a prompt, where they are not those of all tiles.
+    pub(crate) layout: Vec<PictureRow>,
 }
 
 impl Preparation {
@@ -105,7 +107,7 @@ impl Preparation {
                 Ok(PreparedPicture::of(self.tile(&middle, 1)))
             }
             Shape::Tiled {
-                tiling,
+                ref tiling,
                 side,
                 n_before,
             } => {
@@ -115,6 +117,7 @@ impl Preparation {
                     tiles: tiles.collect(),
                     grid: None,
                     tile_grid: cut.grid,
+                    layout: tiling.layout(size, cut.grid, side / self.patch),
                 })
             }
         }
@@ -187,6 +190,7 @@ impl Preparation {
                 width: width as usize,
             }),
             tile_grid: TileGrid::default(),
+            layout: Vec::new(),
         }
     }
 
@@ -217,6 +221,7 @@ impl PreparedPicture {
             tiles: vec![tile],
             grid: None,
             tile_grid: TileGrid::default(),
+            layout: Vec::new(),
         }
     }
 }

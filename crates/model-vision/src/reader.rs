@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use kv_core::TokenId;
 use model_core::picture::{
-    Picture, PictureError, PictureName, PreparedPicture, PromptTokens, Tile,
+    Picture, PictureError, PictureName, PictureRow, PreparedPicture, PromptTokens, Tile,
 };
 use sha2::{Digest, Sha256};
 
 use crate::arrange::Arrangement;
 use crate::family::{Family, PictureText, TileNames};
 use crate::pixels::Pixels;
-use crate::prepare::Preparation;
+use crate::prepare::{self, Preparation};
 use crate::tiles::TileGrid;
 
 /// Reads pictures for one tower.
@@ -56,8 +56,11 @@ impl PictureReader {
     fn prepare(&self, pixels: &Pixels) -> Result<PreparedPicture, PictureError> {
         let prepared = self.preparation.prepare(pixels)?;
         let rows_of = |tile: &Tile| self.arrangement.n_rows(tile);
-        let n_rows = prepared.tiles.iter().map(rows_of).sum();
-        let name = self.name_of(&prepared.tiles);
+        let n_rows = match prepared.layout.len() {
+            0 => prepared.tiles.iter().map(rows_of).sum(),
+            n => n,
+        };
+        let name = self.name_of(&prepared);
         let (text, runs, grid) = match (self.family.text, prepared.grid) {
             (PictureText::RowEnds([row_end, end]), Some(grid)) => {
                 let rows = vec![self.placeholder.1.as_str(); grid.height];
@@ -78,6 +81,9 @@ impl PictureReader {
             }
         };
         let mut picture = Picture::new(name, prepared.tiles, n_rows, grid);
+        if !prepared.layout.is_empty() {
+            picture = picture.with_layout(prepared.layout);
+        }
         if self.family.sees_itself {
             picture = picture.with_mutual_rows();
         }
@@ -107,10 +113,17 @@ impl PictureReader {
         text + placeholder + names.end
     }
 
-    fn name_of(&self, tiles: &[Tile]) -> PictureName {
+    fn name_of(&self, prepared: &prepare::PreparedPicture) -> PictureName {
         let mut hash = Sha256::new();
         hash.update(self.fingerprint);
-        for tile in tiles {
+        for row in &prepared.layout {
+            let number = match *row {
+                PictureRow::OfTile(number) => number,
+                PictureRow::LineEnd => u32::MAX,
+            };
+            hash.update(number.to_le_bytes());
+        }
+        for tile in &prepared.tiles {
             hash.update((tile.places.len() as u64).to_le_bytes());
             for place in &tile.places {
                 hash.update(place.y.to_le_bytes());

@@ -149,6 +149,64 @@ pub(crate) fn nearest_grid(size: Size, square: u32, [least, most]: [u32; 2]) -> 
     best.1
 }
 
+/// Of these sizes the one that keeps most of a picture's pixels when it fits into it, and wastes
+/// fewest of its own (LLaVA 1.6).
+pub(crate) fn best_of(Size { width, height }: Size, sizes: &[Size]) -> Option<Size> {
+    let n_pixels = u64::from(width) * u64::from(height);
+    let key = |&size: &Size| {
+        let scale = (f64::from(size.width) / f64::from(width.max(1)))
+            .min(f64::from(size.height) / f64::from(height.max(1)));
+        let shrunk = |side: u32| (f64::from(side) * scale) as u64;
+        let kept = n_pixels.min(shrunk(width) * shrunk(height));
+        (
+            kept,
+            std::cmp::Reverse(u64::from(size.width) * u64::from(size.height)),
+        )
+    };
+    // Of equal ones the first.
+    sizes.iter().copied().rev().max_by_key(key)
+}
+
+/// The size of a picture that fits into another and touches it (LLaVA 1.6).
+pub(crate) fn fit_into(Size { width, height }: Size, into: Size) -> Size {
+    let across = f64::from(into.width) / f64::from(width.max(1));
+    let down = f64::from(into.height) / f64::from(height.max(1));
+    let side =
+        |side: u32, scale: f64, most: u32| ((f64::from(side) * scale).ceil() as u32).min(most);
+    if across < down {
+        Size {
+            width: into.width,
+            height: side(height, across, into.height).max(1),
+        }
+    } else {
+        Size {
+            width: side(width, down, into.width).max(1),
+            height: into.height,
+        }
+    }
+}
+
+/// Of `places` rows and columns that a picture's shape lies in the middle of, the number of rows
+/// above and below it, or of columns beside it (LLaVA 1.6).
+pub(crate) fn margins(Size { width, height }: Size, places: Size) -> Size {
+    let (w, h) = (f64::from(width.max(1)), f64::from(height.max(1)));
+    let (columns, rows) = (f64::from(places.width), f64::from(places.height));
+    let whole = |value: f64| ((value * 1e7).round_ties_even() / 1e7) as u32;
+    if w / h > columns / rows {
+        let used = whole(h * (columns / w));
+        Size {
+            width: 0,
+            height: places.height.saturating_sub(used) / 2,
+        }
+    } else {
+        let used = whole(w * (rows / h));
+        Size {
+            width: places.width.saturating_sub(used) / 2,
+            height: 0,
+        }
+    }
+}
+
 /// The size of a picture whose longer side gets this length, with an even shorter one (Idefics 3:
 /// Laurençon et al., arXiv 2408.12637).
 pub(crate) fn longer_side(Size { width, height }: Size, side: u32) -> Size {
@@ -237,6 +295,21 @@ mod tests {
             (size(300, 300), [2, 3], size(1, 2)),
         ] {
             assert_eq!(nearest_grid(given, 16, bounds), wanted, "{given:?}");
+        }
+    }
+
+    #[test]
+    fn pictures_fit_into_the_best_of_sizes() {
+        let sizes = [size(32, 16), size(16, 32), size(32, 32)];
+        for (given, best, fitted, beside) in [
+            (size(120, 90), sizes[2], size(32, 24), size(0, 1)),
+            (size(20, 12), sizes[0], size(27, 16), size(1, 0)),
+            (size(16, 16), sizes[0], size(16, 16), size(2, 0)),
+        ] {
+            assert_eq!(best_of(given, &sizes), Some(best), "{given:?}");
+            assert_eq!(fit_into(given, best), fitted, "{given:?}");
+            let places = size(best.width / 4, best.height / 4);
+            assert_eq!(margins(given, places), beside, "{given:?}");
         }
     }
 

@@ -3,13 +3,15 @@
 //!
 //! Invariant: the tiles come first, in reading order, and the whole is the last. Knows no patches.
 
-use model_core::picture::PictureError;
+use model_core::picture::{PictureError, PictureRow};
 
 use crate::pixels::{Filter, Pixels};
-use crate::size::{Size, SmartSize, longer_side, nearest_grid, whole_squares};
+use crate::size::{
+    Size, SmartSize, best_of, fit_into, longer_side, margins, nearest_grid, whole_squares,
+};
 
 /// The number of tiles.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Tiling {
     /// From so many to so many, in the shape that is nearest to the picture's; a picture of one
     /// tile has no other (InternVL).
@@ -23,6 +25,8 @@ pub(crate) enum Tiling {
         whole: SmartSize,
         tolerance: f32,
     },
+    /// Those of the best of these sizes, in whose middle the picture lies (LLaVA 1.6).
+    Padded(Vec<Size>),
 }
 
 /// A picture in tiles.
@@ -59,7 +63,7 @@ impl Tiling {
     /// # Errors
     /// [`PictureError::Unreadable`] where there is no such size.
     pub(crate) fn cut(
-        self,
+        &self,
         pixels: &Pixels,
         side: u32,
         filter: Filter,
@@ -78,7 +82,7 @@ impl Tiling {
             };
             resized(pixels, size)
         };
-        let (tiled, whole) = match self {
+        let (tiled, whole) = match *self {
             Self::Nearest(bounds) => (nearest(bounds)?, resized(pixels, square)?),
             Self::OfLarge {
                 tiles,
@@ -92,6 +96,17 @@ impl Tiling {
                 }
                 (nearest(tiles)?, fitted)
             }
+            Self::Padded(ref sizes) => {
+                let size = best_of(pixels.size(), sizes).unwrap_or(square);
+                let fitted = resized(pixels, fit_into(pixels.size(), size))?;
+                let start = |outer: u32, inner: u32| -i64::from(outer.saturating_sub(inner) / 2);
+                let corner = [
+                    start(size.width, fitted.width),
+                    start(size.height, fitted.height),
+                ];
+                let padded = fitted.cropped(corner, size.width, size.height);
+                (padded, resized(pixels, square)?)
+            }
             Self::Covering(longest) => {
                 let size = longer_side(pixels.size(), longest.min(MAX_SIDE));
                 let fitted = resized(pixels, size)?;
@@ -101,7 +116,7 @@ impl Tiling {
             }
         };
         let (rows, columns) = (tiled.height / side, tiled.width / side);
-        if rows * columns <= 1 {
+        if rows * columns <= 1 && !matches!(self, Self::Padded(_)) {
             return Ok(CutPicture::alone(whole));
         }
         let corners = (0..rows).flat_map(|y| (0..columns).map(move |x| [x, y]));
@@ -113,6 +128,32 @@ impl Tiling {
             parts: corners.map(tile).chain([whole]).collect(),
             grid: TileGrid { rows, columns },
         })
+    }
+
+    /// The rows in a prompt of a picture of this size, cut into tiles of so many rows and columns,
+    /// each a square of patches; none where they are those of all tiles.
+    pub(crate) fn layout(&self, size: Size, grid: TileGrid, side: u32) -> Vec<PictureRow> {
+        let Self::Padded(_) = self else {
+            return Vec::new();
+        };
+        let n_tile = side * side;
+        let whole = grid.rows * grid.columns * n_tile;
+        let mut layout: Vec<PictureRow> = (whole..whole + n_tile).map(PictureRow::OfTile).collect();
+        let places = Size {
+            width: grid.columns * side,
+            height: grid.rows * side,
+        };
+        // What lies beside the picture is left out.
+        let beside = margins(size, places);
+        for y in beside.height..places.height.saturating_sub(beside.height) {
+            for x in beside.width..places.width.saturating_sub(beside.width) {
+                let tile = y / side * grid.columns + x / side;
+                let in_tile = y % side * side + x % side;
+                layout.push(PictureRow::OfTile(tile * n_tile + in_tile));
+            }
+            layout.push(PictureRow::LineEnd);
+        }
+        layout
     }
 }
 
@@ -136,6 +177,32 @@ mod tests {
         assert!(parts.iter().all(|part| (part.width, part.height) == (4, 4)));
         // The second tile of the second row begins at column 4 and row 4.
         assert_eq!(parts[4].values[..3], [4, 4, 7]);
+    }
+
+    #[test]
+    fn lines_end_and_margins_are_left_out() {
+        let size = |width, height| Size { width, height };
+        let tiling = Tiling::Padded(vec![size(8, 4)]);
+        let picture = pixels(4, 4);
+        let CutPicture { parts, grid } = tiling.cut(&picture, 4, Filter::Bicubic).unwrap();
+        assert_eq!((grid.rows, grid.columns, parts.len()), (1, 2, 3));
+        // The picture begins in the middle of the first tile.
+        assert_eq!(parts[0].values[..12], [0, 0, 0, 0, 0, 0, 0, 0, 7, 1, 0, 7]);
+        let layout = tiling.layout(picture.size(), grid, 2);
+        let of_tiles = |numbers: &[u32]| -> Vec<PictureRow> {
+            numbers
+                .iter()
+                .map(|&number| PictureRow::OfTile(number))
+                .collect()
+        };
+        let end = [PictureRow::LineEnd];
+        let lines = [
+            of_tiles(&[1, 4]),
+            end.to_vec(),
+            of_tiles(&[3, 6]),
+            end.to_vec(),
+        ];
+        assert_eq!(layout, [of_tiles(&[8, 9, 10, 11]), lines.concat()].concat());
     }
 
     #[test]

@@ -19,6 +19,8 @@ use crate::resample::Resampling;
 pub(crate) const PATCH_EMBEDDING: &str = "v.patch_embd.weight";
 pub(crate) const PATCH_BIAS: &str = "v.patch_embd.bias";
 pub(crate) const POSITIONS: &str = "v.position_embd.weight";
+/// The row behind lines of rows (LLaVA 1.6).
+pub(crate) const LINE_END: &str = "v.image_newline";
 /// Divisors of the frequencies of rotations, which are computed.
 pub(crate) const ROPE_DIVISORS: &str = "v.rope_divisors.weight";
 

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
+use std::path::Path;
+
 use kv_backend::{Backend, CancelFlag};
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
@@ -21,13 +23,17 @@ const RESIZED_TOLERANCE: f32 = 0.04;
 const PIXEL_TOLERANCE: f32 = 1.5 / 255.0 / 0.26;
 
 fn open(name: &str, mark: &str) -> Vision {
+    open_with(name, mark, None)
+}
+
+fn open_with(name: &str, mark: &str, mmproj: Option<&Path>) -> Vision {
     let folder = tempfile::tempdir().unwrap();
     expand(name, mark, folder.path());
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
     model_mamba::register(&mut registry);
     let file = ModelFile::open(folder.path(), &registry).unwrap();
-    Vision::of(&file, folder.path(), None).unwrap().unwrap()
+    Vision::of(&file, folder.path(), mmproj).unwrap().unwrap()
 }
 
 fn rows_agree<B: Backend>(name: &str, vision: &Vision, backend: B) {
@@ -70,6 +76,35 @@ fn rows_are_the_references() {
     }
 }
 
+/// `CELLAR_MMPROJ` names a folder with `NAME.gguf`, which llama.cpp's converter made of the towers
+/// of these models.
+#[test]
+fn mmproj_files_are_the_directories() {
+    let Some(files) = std::env::var_os("CELLAR_MMPROJ") else {
+        eprintln!("SKIPPED: no CELLAR_MMPROJ");
+        return;
+    };
+    let mut n_compared = 0;
+    for (name, mark) in MODELS {
+        let file = Path::new(&files).join(format!("{name}.gguf"));
+        if !file.exists() {
+            continue;
+        }
+        let (vision, other) = (open(name, mark), open_with(name, mark, Some(&file)));
+        let read = vision.reader().read(&picture(SIZES[0])).unwrap();
+        let rows = |vision: &Vision| {
+            let mut encoder = vision.encoder(cpu()).unwrap();
+            encoder
+                .encode(&read.picture, &CancelFlag::default())
+                .unwrap()
+        };
+        let off = distance(&rows(&vision), &rows(&other));
+        assert!(off < TOLERANCE, "{name}: off by {off}");
+        n_compared += 1;
+    }
+    assert!(n_compared > 0, "no file for any model");
+}
+
 #[test]
 fn patches_are_the_processors() {
     for (name, mark) in MODELS {
@@ -77,7 +112,14 @@ fn patches_are_the_processors() {
         let reference = recipe(name).reference();
         for (number, size) in SIZES.into_iter().enumerate() {
             let read = vision.reader().read(&picture(size)).unwrap();
-            let tile = &read.picture.tiles()[0];
+            let tiles = read.picture.tiles();
+            // The processor of LLaVA 1.6 has the whole first.
+            let first_tile = if name == "llava_next" {
+                tiles.last()
+            } else {
+                tiles.first()
+            };
+            let tile = first_tile.unwrap();
             let patches = &tile.patches;
             let n = patches.len() / tile.places.len();
             let (_, wanted) = reference.values(&format!("pixels_{number}")).unwrap();
@@ -89,7 +131,7 @@ fn patches_are_the_processors() {
             } else {
                 wanted[..side.min(wanted.len())].to_vec()
             };
-            let before = usize::from(["llava", "internvl"].contains(&name)) * n;
+            let before = usize::from(["llava", "llava_next", "internvl"].contains(&name)) * n;
             let off = distance(&patches[before..before + side], &first);
             assert!(off < PIXEL_TOLERANCE, "{name}, {number}: off by {off}");
         }

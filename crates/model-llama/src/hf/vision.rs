@@ -25,6 +25,13 @@ pub(super) const CLASSES: &[HfClass] = &[
         name: LLAVA.name,
         ..MISTRAL3
     },
+    LLAVA_NEXT,
+    HfClass {
+        when: MISTRAL_TEXT,
+        name: LLAVA_NEXT.name,
+        other_parts: LLAVA_NEXT.other_parts,
+        ..MISTRAL3
+    },
     HfClass {
         when: ClassWhen::Says("text_config.model_type", "llama"),
         ..internvl(LLAMA)
@@ -113,6 +120,20 @@ const LLAVA: HfClass = HfClass {
     text: "language_model.",
     other_parts: TOWER_AND_PROJECTOR,
     ..LLAMA
+};
+
+/// LLaVA 1.6 with a Llama.
+const LLAVA_NEXT: HfClass = HfClass {
+    name: "LlavaNextForConditionalGeneration",
+    other_parts: &[
+        "vision_tower.",
+        "multi_modal_projector.",
+        "image_newline",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+        "model.image_newline",
+    ],
+    ..LLAVA
 };
 
 /// InternVL (Chen et al., arXiv 2312.14238) with the decoder of this class.

@@ -15,9 +15,9 @@ use serde_json::Value;
 
 pub(crate) use processor::add_processor;
 use tables::{
-    CLIP_LAYER, CLIP_OUTER, GATED_WITH_BIASES, GEMMA_PROJECTOR, LLAVA_PROJECTOR, MATRIX,
-    MISTRAL_PROJECTOR, PIXTRAL_LAYER, PIXTRAL_OUTER, QWEN_ATTENTION, QWEN_OUTER, QWEN3_DEEP,
-    QWEN3_OUTER, TWO_MATRICES,
+    CLIP_LAYER, CLIP_OUTER, GATED_WITH_BIASES, GEMMA_PROJECTOR, LLAVA_LINE_END, LLAVA_PROJECTOR,
+    MATRIX, MISTRAL_PROJECTOR, PIXTRAL_LAYER, PIXTRAL_OUTER, QWEN_ATTENTION, QWEN_OUTER,
+    QWEN3_DEEP, QWEN3_OUTER, TWO_MATRICES,
 };
 
 use tiled::{IDEFICS3, INTERNVL, LFM2_VL, SMOLVLM};
@@ -25,11 +25,10 @@ use tiled::{IDEFICS3, INTERNVL, LFM2_VL, SMOLVLM};
 /// The classes that have a tower.
 pub(crate) fn classes() -> HfClasses {
     let mut classes = HfClasses::default();
-    let plain = [
-        QWEN2_VL, QWEN25_VL, QWEN3_VL, QWEN35, LLAVA, GEMMA3, MISTRAL3,
-    ];
-    let tiled = [INTERNVL, IDEFICS3, SMOLVLM, LFM2_VL];
-    for class in plain.into_iter().chain([PIXTRAL]).chain(tiled) {
+    for class in [
+        QWEN2_VL, QWEN25_VL, QWEN3_VL, QWEN35, LLAVA, LLAVA_NEXT, PIXTRAL, MISTRAL3, GEMMA3,
+        INTERNVL, IDEFICS3, SMOLVLM, LFM2_VL,
+    ] {
         classes.register(class);
     }
     classes
@@ -183,6 +182,8 @@ const LLAVA: HfClass = HfClass {
         &in_stack("v.", "vision_tower.vision_model.", CLIP_OUTER),
         &in_stack("v.", "model.vision_tower.vision_model.", CLIP_OUTER),
         &in_stack("v.", "model.vision_tower.", CLIP_OUTER),
+        &in_stack("v.", "", LLAVA_LINE_END),
+        &in_stack("v.", "model.", LLAVA_LINE_END),
         &in_stack("mm.", "multi_modal_projector.", LLAVA_PROJECTOR),
         &in_stack("mm.", "model.multi_modal_projector.", LLAVA_PROJECTOR),
     ],
@@ -191,6 +192,13 @@ const LLAVA: HfClass = HfClass {
         "model.vision_tower.vision_model.embeddings.position_ids",
     ],
     ..TOWER
+};
+
+/// LLaVA 1.6: tiles, and a learned row behind each line of rows.
+const LLAVA_NEXT: HfClass = HfClass {
+    name: "LlavaNextForConditionalGeneration",
+    keys: &[&[Key::With(llava_next)]],
+    ..LLAVA
 };
 
 const GEMMA3: HfClass = HfClass {
@@ -368,6 +376,23 @@ fn llava(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
         }
         _ => Err(config.wrong("vision_feature_layer", format!("a layer of {n_layers}"))),
     }
+}
+
+fn llava_next(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    llava(config, keys)?;
+    let key = "image_grid_pinpoints";
+    let wrong = || config.wrong(key, "a list of heights and widths");
+    let sizes = config.value(key).and_then(Value::as_array);
+    let mut listed = Vec::new();
+    for size in sizes.ok_or_else(wrong)? {
+        let sides: Option<Vec<i32>> = (size.as_array().into_iter().flatten())
+            .map(|side| i32::try_from(side.as_i64()?).ok())
+            .collect();
+        let sides = sides.filter(|sides| sides.len() == 2);
+        listed.extend(sides.ok_or_else(wrong)?);
+    }
+    keys.set("vision.image_grid_pinpoints", Array::I32(listed));
+    Ok(())
 }
 
 fn pixtral(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {

@@ -132,6 +132,8 @@ pub(super) const CLIP_OUTER: [TensorRule; 8] = [
     same("post_ln.bias", "post_layernorm.bias"),
 ];
 
+pub(super) const LLAVA_LINE_END: [TensorRule; 1] = [same("image_newline", "image_newline")];
+
 pub(super) const LLAVA_PROJECTOR: [TensorRule; 4] = [
     same("0.weight", "linear_1.weight"),
     same("0.bias", "linear_1.bias"),

@@ -8,8 +8,9 @@ use super::{Source, setting};
 use crate::family::{Family, ProjectorKind, TowerKind};
 use crate::pixels::Filter;
 use crate::prepare::{Preparation, Shape};
-use crate::size::SmartSize;
+use crate::size::{Size, SmartSize};
 use crate::tiles::Tiling;
+use crate::tower::LINE_END;
 
 /// The most tiles of a picture.
 const MAX_TILES: u32 = 64;
@@ -88,7 +89,13 @@ impl Source<'_> {
                 self.tiled(tiling, side, 0)?
             }
             TowerKind::SigLip => Shape::Stretched(as_u32(self.count("image_size")?)),
-            TowerKind::Clip => Shape::Middle(as_u32(self.count("image_size")?)),
+            TowerKind::Clip => {
+                let side = self.count("image_size")?;
+                match self.listed_sizes(side)? {
+                    Some(sizes) => self.tiled(Tiling::Padded(sizes), side, 1)?,
+                    None => Shape::Middle(as_u32(side)),
+                }
+            }
         };
         Ok(Preparation {
             patch: as_u32(self.patch),
@@ -107,6 +114,35 @@ impl Source<'_> {
             },
             shape,
         })
+    }
+
+    /// The sizes that pictures are padded to, of tiles of this side, where there are such.
+    fn listed_sizes(&self, side: usize) -> Result<Option<Vec<Size>>, ModelError> {
+        let key = "clip.vision.image_grid_pinpoints";
+        let listed: Option<Vec<i32>> = self.metadata.optional(key)?;
+        let (Some(listed), true) = (listed, self.has(LINE_END)) else {
+            return Ok(None);
+        };
+        let most = side.saturating_mul(MAX_TILES as usize);
+        let whole = |length: i32| {
+            let length = usize::try_from(length).ok()?;
+            let fits = side > 0 && (1..=most).contains(&length) && length.is_multiple_of(side);
+            u32::try_from(length).ok().filter(|_| fits)
+        };
+        let size = |pair: &[i32]| match *pair {
+            [height, width] => Some(Size {
+                width: whole(width)?,
+                height: whole(height)?,
+            }),
+            _ => None,
+        };
+        let sizes: Option<Vec<Size>> = listed.chunks(2).map(size).collect();
+        let sizes = sizes.filter(|sizes| !sizes.is_empty());
+        let sizes = sizes.ok_or_else(|| {
+            let reason = format!("{listed:?} are no pairs of whole tiles of {side} pixels");
+            setting(key, reason)
+        })?;
+        Ok(Some(sizes))
     }
 
     /// The fewest and the most tiles of a picture.
