@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 use crate::{Recipe, fixture};
 
 /// The models, and what their templates write for a picture.
-pub const MODELS: [(&str, &str); 12] = [
+pub const MODELS: [(&str, &str); 13] = [
     ("qwen2_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("qwen2_5_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("qwen3_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("qwen3_5", "<|vision_start|><|image_pad|><|vision_end|>"),
+    ("qwen3_5_moe", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("llava", "<image>"),
     ("llava_next", "<image>"),
     ("gemma3", "<start_of_image>"),
@@ -63,7 +64,7 @@ pub const SIZES: [[u32; 2]; 2] = [[120, 90], [20, 12]];
 /// come of pixels as they are: the others are of a smaller copy.
 pub fn exact_size(name: &str) -> Option<([u32; 2], usize)> {
     match name {
-        "qwen3_vl" | "qwen3_5" => Some(([32, 16], 8)),
+        "qwen3_vl" | "qwen3_5" | "qwen3_5_moe" => Some(([32, 16], 8)),
         "internvl" | "lfm2_vl" => Some(([16, 16], 4)),
         "llava_next" => Some(([16, 16], 36)),
         "smolvlm" => Some(([48, 48], 36)),

@@ -111,22 +111,32 @@ pub(super) const CLASSES: &[HfClass] = &[
         other_parts: &["visual.", "model.visual."],
         ..QWEN3_5
     },
+    QWEN3_5_MOE,
     HfClass {
-        name: "Qwen3_5MoeForCausalLM",
-        architecture: "qwen35moe",
-        keys: &[COMMON_KEYS, RMS_EPS, EXPERT_KEYS, &[Key::With(later_rope)]],
-        tensors: &[
-            FRAME_TENSORS,
-            NORMS,
-            ATTENTION_TENSORS,
-            MIXTURE,
-            EXPERTS,
-            LATER_MIXER,
-            HEAD,
-        ],
-        ..LATER
+        name: "Qwen3_5MoeForConditionalGeneration",
+        section: Some("text_config"),
+        text: "language_model.",
+        other_parts: &["visual.", "model.visual."],
+        ..QWEN3_5_MOE
     },
 ];
+
+const QWEN3_5_MOE: HfClass = HfClass {
+    name: "Qwen3_5MoeForCausalLM",
+    architecture: "qwen35moe",
+    keys: &[COMMON_KEYS, RMS_EPS, EXPERT_KEYS, &[Key::With(later_rope)]],
+    tensors: &[
+        FRAME_TENSORS,
+        NORMS,
+        ATTENTION_TENSORS,
+        MIXTURE,
+        EXPERTS,
+        PACKED_EXPERTS,
+        LATER_MIXER,
+        HEAD,
+    ],
+    ..LATER
+};
 
 const QWEN3_5: HfClass = HfClass {
     name: "Qwen3_5ForCausalLM",
@@ -189,6 +199,25 @@ const MIXTURE: &[TensorRule] = &in_layers(
 );
 
 const EXPERTS: &[TensorRule] = &in_layers("model.layers.{l}.mlp.experts.{e}.", GATED_EXPERTS);
+
+/// The same where files have those of a layer together: gate and up are the halves of the rows of
+/// one matrix for each.
+const PACKED_EXPERTS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.mlp.experts.",
+    [
+        with(
+            "ffn_gate_exps.weight",
+            "gate_up_proj",
+            &[TensorStep::RowPart { part: 0, of: 2 }],
+        ),
+        with(
+            "ffn_up_exps.weight",
+            "gate_up_proj",
+            &[TensorStep::RowPart { part: 1, of: 2 }],
+        ),
+        same("ffn_down_exps.weight", "down_proj"),
+    ],
+);
 
 const NEXT_MIXER: &[TensorRule] = &in_layers(
     "model.layers.{l}.linear_attn.",
