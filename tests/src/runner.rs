@@ -193,7 +193,7 @@ impl<B: Backend> Runner<B> {
             n_batch: 512,
             n_seqs: N_SEQS,
             n_vocab: u32::try_from(n_vocab).unwrap(),
-            n_embd: u32::try_from(self.model.embedding_dim()).unwrap(),
+            n_embd: u32::try_from(self.model.given_dim()).unwrap(),
         };
         let positions = |seq| self.memory.positions(seq);
         let valid = validate_with(batch, &rules, self.position_rule, positions).unwrap();

@@ -3,10 +3,15 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use cellar::engine::serve::{FinishedText, TextRequest};
+use std::collections::HashMap;
+
+use cellar::engine::serve::{FinishedText, ServiceExtras, TextRequest};
+use cellar::engine::{Engine, Logprobs, MAX_TOP_LOGPROBS, Tower};
+use cellar::model_core::picture::{Picture, PictureEncoder, PictureName};
 use cellar::{
-    CancelFlag, EngineConfig, Error, GenerateOptions, KvType, KvTypes, Model, ModelOptions,
-    PreparedPicture, PromptTokens, SamplerConfig, TokenId, picture_chat,
+    BackendOptions, CancelFlag, EngineConfig, Error, GenerateOptions, KvType, KvTypes, Model,
+    ModelFile, ModelOptions, PictureError, PreparedPicture, PromptTokens, SamplerConfig, TokenId,
+    architectures, open_backend, picture_chat,
 };
 use model_tests::vision::{MODELS, SIZES, expand, picture, recipe};
 use serde_json::{Value, json};
@@ -101,6 +106,71 @@ fn texts_about_pictures_are_the_references() {
         assert_eq!(given, reference.ids("ids").unwrap(), "{name}");
         let done = texts(&mut model, vec![prompt]);
         assert_eq!(ids(&done[0]), reference.ids("greedy").unwrap(), "{name}");
+    }
+}
+
+/// The rows of a reference in place of a tower's: they do not depend on how a picture was made
+/// smaller.
+struct ReferenceRows(HashMap<PictureName, Vec<f32>>);
+
+impl PictureEncoder for ReferenceRows {
+    fn encode(&mut self, picture: &Picture, _: &CancelFlag) -> Result<Vec<f32>, PictureError> {
+        Ok(self.0.get(&picture.name()).cloned().unwrap_or_default())
+    }
+}
+
+/// Largest difference of a log probability.
+const TOLERANCE: f64 = 2e-4;
+
+#[test]
+fn logits_over_the_references_rows_are_its_own() {
+    for (name, mark) in MODELS {
+        let seeing = open(name, mark, EngineConfig::default());
+        let reference = recipe(name).reference();
+        let rows = |(number, read): (usize, &PreparedPicture)| {
+            let (_, rows) = reference.values(&format!("rows_{number}")).unwrap();
+            (read.picture.name(), rows)
+        };
+        let rows = read(&seeing, &SIZES).iter().enumerate().map(rows).collect();
+        let tower = Tower::new(Box::new(ReferenceRows(rows)), usize::MAX);
+        let config = EngineConfig {
+            kv_types: KvTypes::from(KvType::F32),
+            n_ctx: Some(256),
+            ..EngineConfig::default()
+        };
+        let backend = open_backend(BackendOptions::default()).unwrap();
+        let (model, weights) = (seeing.file().model().clone(), seeing.file().weights());
+        let engine = Engine::new(backend, model, weights, &config).unwrap();
+        let extras = ServiceExtras {
+            tower: Some(tower),
+            ..ServiceExtras::default()
+        };
+        let folder = tempfile::tempdir().unwrap();
+        expand(name, mark, folder.path());
+        let file = ModelFile::open(folder.path(), &architectures()).unwrap();
+        let mut model = Model::with_engine(file, engine, extras).unwrap();
+        let prompt = prompt(&seeing, &SIZES);
+        let options = GenerateOptions {
+            sampler: SamplerConfig::greedy(),
+            n_predict: Some(1),
+            logprobs: Logprobs::Top(MAX_TOP_LOGPROBS),
+            ..GenerateOptions::default()
+        };
+        let request = TextRequest {
+            pictures: prompt.pictures,
+            ..options.request(prompt.tokens)
+        };
+        let done = model.finish_all([request], &CancelFlag::default()).unwrap();
+        let done = done.unwrap();
+        let (_, logits) = reference.values("logits").unwrap();
+        let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+        let top = &done[0].logprobs[0].top;
+        assert_eq!(top.len(), MAX_TOP_LOGPROBS, "{name}");
+        for found in top {
+            let wanted = f64::from(logits[found.token.0 as usize]) - sum.ln();
+            let off = (found.logprob - wanted).abs();
+            assert!(off < TOLERANCE, "{name}, {}: off by {off}", found.token);
+        }
     }
 }
 

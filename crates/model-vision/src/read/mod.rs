@@ -193,8 +193,37 @@ impl Source<'_> {
             sections,
             ..AttentionBlock::default()
         };
+        let arrangement = self.arrangement(family)?;
+        Ok(Tower {
+            patch_len: 3 * self.patch * self.patch,
+            patch_bias: self.has(PATCH_BIAS),
+            dim,
+            positions: self.positions(family)?,
+            first_norm: self.has("v.pre_ln.weight").then_some(norm),
+            last_norm: match family.tower {
+                TowerKind::Clip => None,
+                TowerKind::InternVit => self.has("v.post_ln.weight").then_some(norm),
+                TowerKind::Pixtral => self.has(PATCH_MERGER).then_some(norm),
+                _ => Some(norm),
+            },
+            norm,
+            attention,
+            feed_forward: self.feed_forward(family)?,
+            residual: if self.has("v.blk.0.ls1.weight") {
+                TowerResidual::Scaled
+            } else {
+                TowerResidual::Plain
+            },
+            windows: self.windows(family, n_layers)?,
+            arrangement,
+            projector: self.projector(family)?,
+            deep: self.deep_rows(n_layers)?,
+        })
+    }
+
+    fn feed_forward(&self, family: &Family) -> Result<TowerFeedForward, ModelError> {
         let hidden = self.hidden()?;
-        let feed_forward = match (family.tower, self.activation()?) {
+        Ok(match (family.tower, self.activation()?) {
             (TowerKind::Qwen25Vl, _) => TowerFeedForward::Block(FeedForwardBlock {
                 hidden,
                 activation: Activation::Silu,
@@ -219,32 +248,6 @@ impl Source<'_> {
                 form: FeedForwardForm::PlainWithBias,
             }),
             (_, None) => TowerFeedForward::QuickGelu(hidden),
-        };
-        let arrangement = self.arrangement(family)?;
-        Ok(Tower {
-            patch_len: 3 * self.patch * self.patch,
-            patch_bias: self.has(PATCH_BIAS),
-            dim,
-            positions: self.positions(family)?,
-            first_norm: self.has("v.pre_ln.weight").then_some(norm),
-            last_norm: match family.tower {
-                TowerKind::Clip => None,
-                TowerKind::InternVit => self.has("v.post_ln.weight").then_some(norm),
-                TowerKind::Pixtral => self.has(PATCH_MERGER).then_some(norm),
-                _ => Some(norm),
-            },
-            norm,
-            attention,
-            feed_forward,
-            residual: if self.has("v.blk.0.ls1.weight") {
-                TowerResidual::Scaled
-            } else {
-                TowerResidual::Plain
-            },
-            windows: self.windows(family, n_layers)?,
-            arrangement,
-            projector: self.projector(family)?,
-            deep: self.deep_rows(n_layers)?,
         })
     }
 
