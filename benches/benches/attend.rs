@@ -62,7 +62,7 @@ fn bench_case(c: &mut Criterion, case: &Case, kv_type: KvType) -> Result<(), Fai
         // One sequence takes all cells and gives every second one back. Another one has its tokens.
         let all = next_tokens(&memory, 1, n_cells)?;
         commit(&mut memory, &all, u32::MAX, &mut inputs)?;
-        memory.copy(SeqId(0), SeqId(case.n_seqs), PosRange::ALL)?;
+        let _shared = memory.copy(SeqId(0), SeqId(case.n_seqs), PosRange::ALL)?;
         memory.remove(Seqs::One(SeqId(0)), PosRange::ALL)?;
         for pos in (0..n_cells).step_by(2) {
             let one = PosRange::new(Pos(pos), Pos(pos));

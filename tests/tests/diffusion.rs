@@ -158,7 +158,7 @@ fn the_file_says_where_the_logits_of_a_mask_are() {
     let [before, own] = [MaskPlace::Before, MaskPlace::Own].map(OutputKind::MaskLogits);
     assert_eq!(places, [before, own, own]);
     let examples = ["dream", "llada", "llada-moe"].map(|name| {
-        let row = model_llama::FAMILY.iter().find(|row| row.name == name);
+        let row = model_llama::members().find(|row| row.name == name);
         row.unwrap().example().unwrap().output()
     });
     assert_eq!(examples, places, "without a file it is the table");
@@ -208,9 +208,7 @@ fn what_cannot_be_filled_is_refused_with_the_numbers() {
 
 #[test]
 fn a_model_of_another_kind_is_refused() {
-    let llama = model_llama::FAMILY
-        .iter()
-        .find(|member| member.name == "llama");
+    let llama = model_llama::members().find(|member| member.name == "llama");
     let example = llama.unwrap().example().unwrap();
     assert_eq!(example.output(), OutputKind::Logits);
     let subject = subject("llada");

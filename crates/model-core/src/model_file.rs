@@ -96,6 +96,7 @@ impl OpenModel {
             model,
             changed: Some(metadata),
             adapted: None,
+            joined: None,
         }
     }
 

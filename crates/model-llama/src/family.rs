@@ -1,4 +1,4 @@
-//! [`FAMILY`]: the members, one row each. A row holds what cannot be read from the member's files.
+//! [`members`]: the members, one row each. A row holds what cannot be read from the member's files.
 
 use kv_graph::rope::{RopeStyle, SectionOrder};
 use kv_graph::{Activation, ClampedGate, RouteGate, RouteSum};
@@ -204,7 +204,9 @@ pub(crate) const EAGLE3_LAYER: LlamaLike = LlamaLike {
 };
 
 /// All members.
-pub const FAMILY: &[&[LlamaLike]] = &[MEMBERS, further::MEMBERS];
+pub fn members() -> impl Iterator<Item = &'static LlamaLike> {
+    MEMBERS.iter().chain(further::MEMBERS)
+}
 
 const MEMBERS: &[LlamaLike] = &[
     // Also Mistral and Mixtral.

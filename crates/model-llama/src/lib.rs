@@ -27,7 +27,7 @@ mod member;
 mod mixtures;
 mod read;
 
-pub use family::FAMILY;
+pub use family::members;
 pub use member::{
     AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, HeadWidths, LayerSinks, LayerWindows,
     LlamaLike, LogitScale, Mixture, MixtureRouting, Mixtures, Parallel, PerLayer, Positions,
@@ -39,7 +39,7 @@ use model_core::architecture::Registry;
 
 /// Adds every member of the family to a registry, and how directories of its models are read.
 pub fn register(registry: &mut Registry) {
-    for member in FAMILY.iter().copied().flatten() {
+    for member in members() {
         registry.register(*member);
     }
     registry.register(gemma3n::Gemma3nArchitecture);

@@ -5,9 +5,9 @@
 use kv_graph::rope::SectionOrder;
 use model_core::gguf::Array;
 use model_core::hf::{
-    ATTENTION_TENSORS, ATTENTION_VECTORS, ClassWhen, DECODER_KEYS, EMBEDDING_TENSORS, GATED_TENSORS,
-    HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, RMS_EPS,
-    RopeSettings, SILU, TensorRule, full_attention, in_layers, only,
+    ATTENTION_TENSORS, ATTENTION_VECTORS, ClassWhen, DECODER_KEYS, EMBEDDING_TENSORS,
+    GATED_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN,
+    RMS_EPS, RopeSettings, SILU, TensorRule, full_attention, in_layers, only,
 };
 
 use super::keys::EXPERT_KEYS;
