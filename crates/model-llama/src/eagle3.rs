@@ -1,7 +1,7 @@
 //! [`Eagle3`]: heads of EAGLE-3 (Li et al., arXiv 2503.01840), which are files of their own.
 //!
-//! Their one layer is Llama's, but for its input. Keys are those of GGUF files of `eagle3`. Knows no
-//! model that they draft for.
+//! Their one layer is Llama's, but for its input. Keys are those of GGUF files of `eagle3`. Knows
+//! no model that they draft for.
 
 use std::sync::Arc;
 
