@@ -228,7 +228,7 @@ fn keys_that_one_class_has_are_named_too() {
             "smollm3",
             "no_rope_layers",
             json!([1, 1, 1, 1]),
-            "'no_rope_layers.3' is 1, not 0 for every fourth layer and 1 for the others",
+            "'no_rope_layers' is [1,1,1,1], not a list of 5: 1 for layers that rotate, 0 for others",
         ),
         (
             "qwen3_moe",

@@ -170,6 +170,19 @@ pub(crate) const COHERE2: LlamaLike = LlamaLike {
     ..PLAIN
 };
 
+/// DeepSeek V2, V3 and R1.
+const DEEPSEEK2: LlamaLike = LlamaLike {
+    name: "deepseek2",
+    attention: AttentionForm::Latents,
+    rope: RopeStyle::Norm,
+    mixtures: Mixtures::Allowed(Mixture {
+        routing: MixtureRouting::BiasedAfterSigmoid,
+        sum: RouteSum::Free,
+        ..SOFTMAX_OF_CHOSEN
+    }),
+    ..PLAIN
+};
+
 /// Phi-2.
 const PHI2: LlamaLike = LlamaLike {
     name: "phi2",
@@ -442,42 +455,18 @@ const MEMBERS: &[LlamaLike] = &[
         activation: Activation::GeluTanh,
         ..PLAIN
     },
-    // DeepSeek V2, V3 and R1.
-    LlamaLike {
-        name: "deepseek2",
-        attention: AttentionForm::Latents,
-        rope: RopeStyle::Norm,
-        mixtures: Mixtures::Allowed(Mixture {
-            routing: MixtureRouting::BiasedAfterSigmoid,
-            sum: RouteSum::Free,
-            ..SOFTMAX_OF_CHOSEN
-        }),
-        ..PLAIN
-    },
+    DEEPSEEK2,
     // DeepSeek V3.2: the same with indexers.
     LlamaLike {
         name: "deepseek32",
         attention: AttentionForm::IndexedLatents,
-        rope: RopeStyle::Norm,
-        mixtures: Mixtures::Allowed(Mixture {
-            routing: MixtureRouting::BiasedAfterSigmoid,
-            sum: RouteSum::Free,
-            ..SOFTMAX_OF_CHOSEN
-        }),
-        ..PLAIN
+        ..DEEPSEEK2
     },
     // Latents, and queries that grow with the position.
     LlamaLike {
         name: "mistral4",
-        attention: AttentionForm::Latents,
-        rope: RopeStyle::Norm,
         query_scale: QueryScale::Stretched,
-        mixtures: Mixtures::Allowed(Mixture {
-            routing: MixtureRouting::BiasedAfterSigmoid,
-            sum: RouteSum::Free,
-            ..SOFTMAX_OF_CHOSEN
-        }),
-        ..PLAIN
+        ..DEEPSEEK2
     },
     LlamaLike {
         name: "gpt-oss",

@@ -174,6 +174,25 @@ pub(crate) const MEMBERS: &[LlamaLike] = &[
         mixtures: Mixtures::Always(SOFTMAX_OF_CHOSEN),
         ..QWEN3
     },
+    // EXAONE 3 and 3.5.
+    LlamaLike {
+        name: "exaone",
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "pangu-embedded",
+        bias: Biases::AsInFile,
+        ..PLAIN
+    },
+    LlamaLike {
+        name: "codeshell",
+        norm: NormKind::LayerWithBias,
+        qkv: QkvWeights::Fused,
+        bias: Biases::Of(QkvBias::All),
+        feed_forward: FeedForwardForm::PlainWithBias,
+        activation: Activation::GeluTanh,
+        ..PLAIN
+    },
     LlamaLike {
         name: "xverse",
         rope: RopeStyle::Norm,

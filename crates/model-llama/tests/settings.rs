@@ -235,6 +235,8 @@ const STATED: &[StatedDefault] = &[
         r#"{"rope_theta": 20000.0, "rope_type": "default"}"#,
     ),
     stated("chatglm", "rope_ratio", "1"),
+    stated("exaone", "rope_theta", "10000"),
+    stated("pangu_embedded", "rope_theta", "10000"),
     stated("internlm2", "rope_theta", "10000"),
     stated("minicpm", "rope_theta", "10000"),
     stated("orion", "rope_theta", "10000"),

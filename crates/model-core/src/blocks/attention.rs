@@ -53,8 +53,8 @@ pub enum QkNorm {
     PerHeadPlain,
     /// As `PerHead`, behind the rotation (Hunyuan).
     PerHeadRotated,
-    /// Every head by itself, centred, with one gain and one bias for all query heads and one of each
-    /// for all key heads (Phi).
+    /// Every head by itself, centred, with one gain and one bias for all query heads and others for
+    /// all key heads (Phi).
     PerHeadCentred,
 }
 

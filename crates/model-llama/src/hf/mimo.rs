@@ -1,5 +1,5 @@
-//! [`CLASSES`]: MiMo-V2 Flash, whose keys are wider than values, and whose layers with a window have
-//! twice as many of both.
+//! [`CLASSES`]: MiMo-V2 Flash, whose keys are wider than values, and whose layers with a window
+//! have twice as many of both.
 
 use model_core::gguf::Array;
 use model_core::hf::{

@@ -1,17 +1,22 @@
 //! [`CLASSES`]: classes that transformers does not have, by the names and settings of their
-//! published files: InternLM 2, Baichuan, XVERSE, Orion, MiniCPM, ChatGLM, DeepSeekMoE, Ling 2.
+//! published files: InternLM 2, Baichuan, XVERSE, EXAONE 3, Pangu Embedded, CodeShell, Orion,
+//! MiniCPM, ChatGLM, DeepSeekMoE, Ling 2.
 
 use model_core::hf::{
-    ATTENTION_TENSORS, DECODER_KEYS, EMBEDDING_TENSORS, FixedValue, GATED_TENSORS, Heads, HfClass,
-    HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, PAIRED_ATTENTION, PickedRows,
-    RMS_EPS, ROPE_KEYS, ROW_KEYS, RopeKind, RopeSettings, SILU, TRAINED_LENGTH, TensorRule,
-    TensorStep, VOCAB_SIZE, head_keys, in_layers, only, rope_base_is_stated, rope_keys, same, with,
+    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, FixedValue,
+    GATED_TENSORS, Heads, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError,
+    NORM_BEFORE_FFN, PAIRED_ATTENTION, PickedRows, RMS_EPS, ROPE_KEYS, ROW_KEYS, RopeKind,
+    RopeSettings, SILU, TRAINED_LENGTH, TensorRule, TensorStep, VOCAB_SIZE, head_keys, in_layers,
+    only, rope_base_is_stated, rope_keys, same, with,
 };
 
 use super::LLAMA;
 use super::deepseek::sum_of_weights;
 use super::gpt::eps;
-use super::gpt_tensors::grouped_rows;
+use super::gpt_tensors::{
+    BIGCODE_ATTENTION, BIGCODE_FEED_FORWARD, GPT_EMBEDDING, GPT_FIRST_NORM, GPT_SECOND_NORM, HEAD,
+    grouped_rows,
+};
 use super::recent::{OFF, ON};
 use super::routed::{
     EXPERT_WIDTH, SHARED_EXPERTS, SIGMOID_ROUTED, dense_layers, shared_experts, sum_of_chosen,
@@ -66,6 +71,37 @@ pub(super) const CLASSES: &[HfClass] = &[
         architecture: "xverse",
         ..LLAMA
     },
+    HfClass {
+        name: "ExaoneForCausalLM",
+        architecture: "exaone",
+        keys: &[
+            DECODER_KEYS,
+            RMS_EPS,
+            ROPE_KEYS,
+            &[only("activation_function", FixedValue::Text(&["silu"]))],
+        ],
+        tensors: &[EXAONE_TENSORS, EXAONE_LAYERS],
+        aliases: &[
+            ("num_hidden_layers", "num_layers"),
+            ("rms_norm_eps", "layer_norm_epsilon"),
+        ],
+        body: "transformer.",
+        ..LLAMA
+    },
+    HfClass {
+        name: "PanguEmbeddedForCausalLM",
+        architecture: "pangu-embedded",
+        tensors: &[
+            EMBEDDING_TENSORS,
+            INPUT_NORM,
+            ATTENTION_TENSORS,
+            ATTENTION_VECTORS,
+            NORM_BEFORE_FFN,
+            GATED_TENSORS,
+        ],
+        ..LLAMA
+    },
+    CODESHELL,
     HfClass {
         name: "OrionForCausalLM",
         architecture: "orion",
@@ -193,6 +229,49 @@ pub(super) const CLASSES: &[HfClass] = &[
     },
 ];
 
+const CODESHELL: HfClass = HfClass {
+    name: "CodeShellForCausalLM",
+    architecture: "codeshell",
+    keys: &[
+        ROW_KEYS,
+        &[
+            VOCAB_SIZE,
+            TRAINED_LENGTH,
+            eps("layer_norm_epsilon"),
+            Key::Count {
+                to: "feed_forward_length",
+                from: "intermediate_size",
+            },
+            only(
+                "activation_function",
+                FixedValue::Text(&["gelu_pytorch_tanh"]),
+            ),
+            only("position_embedding_type", FixedValue::Text(&["rope"])),
+            only("scale_attn_weights", ON),
+            Key::With(codeshell_attention),
+        ],
+    ],
+    tensors: &[
+        GPT_EMBEDDING,
+        HEAD,
+        GPT_FIRST_NORM,
+        GPT_SECOND_NORM,
+        BIGCODE_ATTENTION,
+        BIGCODE_FEED_FORWARD,
+    ],
+    unused: &["transformer.h.{l}.attn.rotary_emb.inv_freq"],
+    aliases: &[
+        ("hidden_size", "n_embd"),
+        ("intermediate_size", "n_inner"),
+        ("max_position_embeddings", "n_positions"),
+        ("num_attention_heads", "n_head"),
+        ("num_hidden_layers", "n_layer"),
+        ("num_key_value_heads", "num_query_groups"),
+    ],
+    body: "transformer.",
+    ..LLAMA
+};
+
 const CHATGLM: HfClass = HfClass {
     name: "ChatGLMModel",
     architecture: "chatglm",
@@ -267,6 +346,27 @@ const INTERNLM2_LAYERS: &[TensorRule] = &in_layers(
         same("ffn_gate.weight", "feed_forward.w1.weight"),
         same("ffn_down.weight", "feed_forward.w2.weight"),
         same("ffn_up.weight", "feed_forward.w3.weight"),
+    ],
+);
+
+const EXAONE_TENSORS: &[TensorRule] = &[
+    same("token_embd.weight", "transformer.wte.weight"),
+    same("output_norm.weight", "transformer.ln_f.weight"),
+    same("output.weight", "lm_head.weight"),
+];
+
+const EXAONE_LAYERS: &[TensorRule] = &in_layers(
+    "transformer.h.{l}.",
+    [
+        same("attn_norm.weight", "ln_1.weight"),
+        same("attn_q.weight", "attn.attention.q_proj.weight"),
+        same("attn_k.weight", "attn.attention.k_proj.weight"),
+        same("attn_v.weight", "attn.attention.v_proj.weight"),
+        same("attn_output.weight", "attn.attention.out_proj.weight"),
+        same("ffn_norm.weight", "ln_2.weight"),
+        same("ffn_gate.weight", "mlp.c_fc_0.weight"),
+        same("ffn_up.weight", "mlp.c_fc_1.weight"),
+        same("ffn_down.weight", "mlp.c_proj.weight"),
     ],
 );
 
@@ -360,6 +460,16 @@ fn baichuan_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFil
                       is not supported";
         return Err(config.wrong("z_loss_weight", wanted));
     }
+    head_keys(config, keys)?;
+    rope_keys(config, keys)
+}
+
+/// Groups of queries with a key and a value each, by a base that no file names.
+fn codeshell_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    if config.optional_flag("group_query_attention")? != Some(true) {
+        return Err(config.wrong("group_query_attention", "true"));
+    }
+    config.count("num_key_value_heads")?;
     head_keys(config, keys)?;
     rope_keys(config, keys)
 }
