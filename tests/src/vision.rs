@@ -67,7 +67,7 @@ pub fn exact_size(name: &str) -> Option<([u32; 2], usize)> {
         "qwen3_vl" | "qwen3_5" | "qwen3_5_moe" => Some(([32, 16], 8)),
         "internvl" | "lfm2_vl" => Some(([16, 16], 4)),
         "llava_next" => Some(([16, 16], 36)),
-        "smolvlm" => Some(([48, 48], 36)),
+        "smolvlm" => Some(([54, 54], 36)),
         _ => None,
     }
 }

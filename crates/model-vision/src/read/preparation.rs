@@ -160,9 +160,10 @@ impl Source<'_> {
 
     /// Tiles of so many pixels in a row, with so many rows before patches.
     fn tiled(&self, tiling: Tiling, side: usize, n_before: u32) -> Result<Shape, ModelError> {
-        let factor = self.patch * self.merge()?;
-        if side == 0 || !side.is_multiple_of(factor) {
-            let reason = format!("tiles of {side} pixels are no whole squares of {factor}");
+        // Pixels behind the last whole patch are not seen.
+        let (n_patches, merge) = (side / self.patch, self.merge()?);
+        if n_patches == 0 || !n_patches.is_multiple_of(merge) {
+            let reason = format!("{n_patches} patches of a row are no whole squares of {merge}");
             return Err(setting("clip.vision.projector.scale_factor", reason));
         }
         Ok(Shape::Tiled {
