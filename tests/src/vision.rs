@@ -8,12 +8,16 @@ use serde_json::{Value, json};
 use crate::{Recipe, fixture};
 
 /// The models, and what their templates write for a picture.
-pub const MODELS: [(&str, &str); 13] = [
+pub const MODELS: [(&str, &str); 14] = [
     ("qwen2_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("qwen2_5_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("qwen3_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("qwen3_5", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("qwen3_5_moe", "<|vision_start|><|image_pad|><|vision_end|>"),
+    (
+        "qwen3_vl_moe",
+        "<|vision_start|><|image_pad|><|vision_end|>",
+    ),
     ("llava", "<image>"),
     ("llava_next", "<image>"),
     ("gemma3", "<start_of_image>"),

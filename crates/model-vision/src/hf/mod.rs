@@ -26,7 +26,7 @@ use tiled::{IDEFICS3, INTERNVL, LFM2_VL, SMOLVLM};
 pub(crate) fn classes() -> HfClasses {
     let mut classes = HfClasses::default();
     for class in [
-        QWEN2_VL, QWEN25_VL, QWEN3_VL, QWEN35, QWEN35_MOE, LLAVA, LLAVA_NEXT, PIXTRAL, MISTRAL3,
+        QWEN2_VL, QWEN25_VL, QWEN3_VL, QWEN3_VL_MOE, QWEN35, QWEN35_MOE, LLAVA, LLAVA_NEXT, PIXTRAL, MISTRAL3,
         GEMMA3, INTERNVL, IDEFICS3, SMOLVLM, LFM2_VL,
     ] {
         classes.register(class);
@@ -149,6 +149,11 @@ const QWEN3_VL: HfClass = HfClass {
         ("temporal_patch_size", 2),
     ],
     ..TOWER
+};
+
+const QWEN3_VL_MOE: HfClass = HfClass {
+    name: "Qwen3VLMoeForConditionalGeneration",
+    ..QWEN3_VL
 };
 
 const QWEN35_MOE: HfClass = HfClass {
