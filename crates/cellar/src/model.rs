@@ -37,13 +37,14 @@ use crate::text::{Text, TextState};
 
 /// A model on a backend, with its texts.
 ///
-/// Texts are computed together, as many as the memory has sequences ([`EngineConfig::n_seqs`](crate::EngineConfig::n_seqs), 1 by
-/// default); where there are more, the one that is asked for goes on. What a prompt has in common
-/// with texts before is not computed again.
+/// Texts are computed together, as many as the memory has sequences
+/// ([`EngineConfig::n_seqs`](crate::EngineConfig::n_seqs), 1 by default); where there are more, the
+/// one that is asked for goes on. What a prompt has in common with texts before is not computed
+/// again.
 ///
-/// It is generic over what computes, `B`, and what remembers, `M`. [`Model::open`] chooses a backend
-/// at run time; [`Model::open_on`] takes one of the caller's, and [`Model::with_engine`] an engine
-/// with a memory of the caller's, which [`Engine::with_memory`] makes.
+/// It is generic over what computes, `B`, and what remembers, `M`. [`Model::open`] chooses a
+/// backend at run time; [`Model::open_on`] takes one of the caller's, and [`Model::with_engine`]
+/// an engine with a memory of the caller's, which [`Engine::with_memory`] makes.
 #[derive(Debug)]
 pub struct Model<B: Backend = BoxedBackend, M: Memory + Clone = Composite> {
     file: Arc<ModelFile>,

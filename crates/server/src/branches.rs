@@ -2,7 +2,8 @@
 //! another one can branch off.
 //!
 //! Invariant: the tokens are those of the prompt and those that the client was given, in their
-//! order. Their rows are the memory's business: a prompt that begins with them reuses what is there.
+//! order. Their rows are the memory's business: a prompt that begins with them reuses what is
+//! there.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -149,8 +149,8 @@ fn a_session_serves_texts_beyond_the_window() {
     }
 }
 
-/// A model of the facade with this memory: a text of three windows, piece by piece, and a second one
-/// that begins like the first.
+/// A model of the facade with this memory: a text of three windows, piece by piece, and a second
+/// one that begins like the first.
 #[test]
 fn a_model_of_the_facade_has_this_memory() {
     let file = story_model();

@@ -26,8 +26,21 @@ use tiled::{IDEFICS3, INTERNVL, LFM2_VL, SMOLVLM};
 pub(crate) fn classes() -> HfClasses {
     let mut classes = HfClasses::default();
     for class in [
-        QWEN2_VL, QWEN25_VL, QWEN3_VL, QWEN3_VL_MOE, QWEN35, QWEN35_MOE, LLAVA, LLAVA_NEXT, PIXTRAL, MISTRAL3,
-        GEMMA3, INTERNVL, IDEFICS3, SMOLVLM, LFM2_VL,
+        QWEN2_VL,
+        QWEN25_VL,
+        QWEN3_VL,
+        QWEN3_VL_MOE,
+        QWEN35,
+        QWEN35_MOE,
+        LLAVA,
+        LLAVA_NEXT,
+        PIXTRAL,
+        MISTRAL3,
+        GEMMA3,
+        INTERNVL,
+        IDEFICS3,
+        SMOLVLM,
+        LFM2_VL,
     ] {
         classes.register(class);
     }
