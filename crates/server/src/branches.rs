@@ -7,6 +7,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use cellar_engine::serve::TextRequest;
 use kv_core::TokenId;
 
 use crate::shelves::ShelfLimits;
@@ -28,12 +29,12 @@ pub(crate) struct Branch {
 }
 
 impl Branch {
-    /// A text of which this prompt is there.
-    pub(crate) fn new(model: &str, prompt: &[TokenId], has_pictures: bool) -> Self {
+    /// The text of a request, of which the prompt is there.
+    pub(crate) fn new(model: &str, request: &TextRequest) -> Self {
         Self {
             model: model.to_owned(),
-            has_pictures,
-            tokens: Mutex::new(prompt.to_vec()),
+            has_pictures: !request.pictures.is_empty(),
+            tokens: Mutex::new(request.prompt.clone()),
         }
     }
 

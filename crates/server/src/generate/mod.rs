@@ -255,8 +255,7 @@ impl App {
         request: &TextRequest,
     ) -> Option<Arc<Branch>> {
         let id = request_id()?;
-        let has_pictures = !request.pictures.is_empty();
-        let branch = Arc::new(Branch::new(model.id(), &request.prompt, has_pictures));
+        let branch = Arc::new(Branch::new(model.id(), request));
         let n_most = model.service().ok()?.prompt_limits().n_tokens;
         let room = n_most.saturating_sub(request.prompt.len());
         let n_more = request.options.n_predict.map_or(room, |n| n.min(room));

@@ -21,10 +21,18 @@ fn branch(server: &Server, fork_of: &str, prompt: &Value) -> Response {
     post(server.address, "/completion", &body)
 }
 
-/// The tokens of a text.
-fn tokens(server: &Server, text: &str, add_special: bool) -> Vec<Value> {
-    let body = json!({"content": text, "add_special": add_special});
-    let answer = post(server.address, "/tokenize", &body).json();
+/// The tokens of a text that begins a prompt.
+fn prompt_tokens(server: &Server, text: &str) -> Vec<Value> {
+    tokens_of(server, &json!({"content": text, "add_special": true}))
+}
+
+/// The tokens of a text that goes on.
+fn tokens(server: &Server, text: &str) -> Vec<Value> {
+    tokens_of(server, &json!({"content": text}))
+}
+
+fn tokens_of(server: &Server, body: &Value) -> Vec<Value> {
+    let answer = post(server.address, "/tokenize", body).json();
     answer["tokens"].as_array().unwrap().clone()
 }
 
@@ -70,10 +78,7 @@ fn a_running_text_is_branched_from_without_computing_it_again() {
     let written = whole_text["tokens"].as_array().unwrap();
 
     // Where it branched off is what the number of its prompt's tokens says.
-    let (begun, suffix) = (
-        tokens(&server, PROMPT, true),
-        tokens(&server, SUFFIX, false),
-    );
+    let (begun, suffix) = (prompt_tokens(&server, PROMPT), tokens(&server, SUFFIX));
     let n_prompt = branched["tokens_evaluated"].as_u64().unwrap() as usize;
     let n_written = n_prompt - begun.len() - suffix.len();
     assert!((1..=written.len()).contains(&n_written), "{n_written}");
@@ -91,13 +96,13 @@ fn a_text_that_has_ended_is_branched_from_several_times() {
     let first = open(server.address, &send("a", None, &body))
         .finish()
         .json();
-    let mut whole = tokens(&server, PROMPT, true);
+    let mut whole = prompt_tokens(&server, PROMPT);
     whole.extend(first["tokens"].as_array().unwrap().clone());
     for suffix in [SUFFIX, " The end."] {
-        let mut tokens_of = whole.clone();
-        tokens_of.extend(tokens(&server, suffix, false));
-        let text = alone(&tokens_of);
-        for prompt in [json!(suffix), json!(tokens(&server, suffix, false))] {
+        let mut branch_tokens = whole.clone();
+        branch_tokens.extend(tokens(&server, suffix));
+        let text = alone(&branch_tokens);
+        for prompt in [json!(suffix), json!(tokens(&server, suffix))] {
             let branched = branch(&server, "a", &prompt).json();
             assert_eq!(branched["content"], text);
         }
