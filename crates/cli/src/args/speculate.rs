@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::Context;
 use cellar::architectures;
 use cellar_engine::{MAX_DRAFT, Speculation};
 use clap::{Args, ValueEnum};
@@ -175,7 +176,8 @@ impl SpeculationArgs {
         let Some(path) = self.draft_model.as_deref().filter(|_| self.takes_head()) else {
             return Ok(None);
         };
-        match HeadFile::open(&locate(path)?, &architectures())? {
+        let head = locate(path).and_then(|path| Ok(HeadFile::open(&path, &architectures())?));
+        match head.context("--draft-model")? {
             None => unused_draft_model(path),
             head => Ok(head),
         }
