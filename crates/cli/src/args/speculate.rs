@@ -103,14 +103,14 @@ impl SpeculationArgs {
         }
     }
 
-    /// True if a file that drafts is named.
-    pub(crate) fn names_file(&self) -> bool {
-        self.draft_model.is_some()
+    /// The file that is to draft, where one is named.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.draft_model.as_deref()
     }
 
     /// True if such a file has to be a head.
     pub(crate) fn names_head(&self) -> bool {
-        self.takes_head() && self.names_file()
+        self.takes_head() && self.file().is_some()
     }
 
     /// Has a model computed with the head of its file, or that of the file that is named, where

@@ -77,7 +77,13 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     }
     let by_default = matches!(args.speculation.speculation(), Speculation::Auto { .. });
     let is_off = by_default || args.speculation.speculation() == Speculation::Off;
-    if !is_off || args.speculation.names_file() {
+    if let Some(path) = args.speculation.file() {
+        let path = path.display();
+        return usage(format!(
+            "--draft-model '{path}' drafts for a service: give --clients, too"
+        ));
+    }
+    if !is_off {
         return usage("--speculate is of a service: give --clients, too");
     }
     if args.share_depth && args.seqs == 1 {

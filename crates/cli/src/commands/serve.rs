@@ -71,7 +71,7 @@ const N_OF_DIRECTORY: usize = 4;
 
 pub(super) fn run(mut args: ServeArgs) -> anyhow::Result<Exit> {
     args.speculation.draft_model()?;
-    if args.speculation.names_file() && args.models.is_some() {
+    if args.speculation.file().is_some() && args.models.is_some() {
         return usage(
             "--draft-model drafts for models of its vocabulary: name them with -m, without --models",
         );
