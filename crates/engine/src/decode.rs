@@ -32,6 +32,7 @@ use crate::rows_out::{Embeddings, Logits, StepRows};
 use crate::runner::{
     BatchOutput, FailedStep, ProgramKey, RowsOut, Runner, output_places, resize_output,
 };
+use crate::state::fingerprint_of;
 
 /// A model on a backend, with what it remembers.
 ///
@@ -167,15 +168,9 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let ropes = more.map(|graph| graph.key_ropes(&*source));
         let key_ropes = ropes.collect::<Result<Vec<_>, _>>().map_err(Arc::new);
         let key_ropes = key_ropes.map(|ropes| ropes.concat());
-        let fingerprint = Fingerprint::new(
-            model.architecture(),
-            settings.rules.n_vocab,
-            model.layers(),
-            &graph,
-            &*source,
-        );
         let more = encoder.iter().chain(&head_graph);
-        let fingerprint = more.fold(fingerprint, |all, graph| all.with_graph(graph, &*source));
+        let n_vocab = settings.rules.n_vocab;
+        let fingerprint = fingerprint_of(&*model, n_vocab, &graph, more, &*source);
         let position_rule = pictures::position_rule(&graph);
         let cut = memory.split_policy() != SplitPolicy::WholeSequences;
         if let Some(window) = graph.batch_windows().next().filter(|_| cut) {

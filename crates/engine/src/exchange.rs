@@ -16,6 +16,7 @@ use crate::adapters::ActiveAdapters;
 use crate::decode::Engine;
 use crate::error::EngineError;
 use crate::runner::{ProgramKey, RowsOut, Runner};
+use crate::state::fingerprint_of;
 
 /// A model, and the adapters of its sequences.
 struct AdaptersInUse {
@@ -124,21 +125,20 @@ impl<B: Backend> Runner<B> {
 
     /// The model with its control vector, for states.
     fn fingerprint(&self) -> Result<Fingerprint, EngineError> {
-        let (model, source) = (self.with_active(0), &*self.source);
-        let fingerprint = Fingerprint::new(
-            model.architecture(),
-            self.settings.rules.n_vocab,
-            model.layers(),
-            &model.graph(ONE)?,
-            source,
-        );
+        let model = self.with_active(0);
         let encoder = self.model.source_encoder().map(|encoder| encoder.model);
         let head = self.head.as_ref().map(|head| Arc::clone(&head.model));
         let others = encoder.into_iter().chain(head);
         let others = others.map(|other| other.graph(ONE));
         let others = others.collect::<Result<Vec<_>, _>>()?;
-        Ok(others
-            .iter()
-            .fold(fingerprint, |all, graph| all.with_graph(graph, source)))
+        let n_vocab = self.settings.rules.n_vocab;
+        let graph = model.graph(ONE)?;
+        Ok(fingerprint_of(
+            &*model,
+            n_vocab,
+            &graph,
+            &others,
+            &*self.source,
+        ))
     }
 }

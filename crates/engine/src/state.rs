@@ -14,6 +14,9 @@ use kv_backend::{Backend, RowStorage};
 use kv_core::layers::RowLayout;
 use kv_core::memory::{Edit, Memory, Restoration, RestoreInto, Seqs, Snapshot, TargetRows};
 use kv_core::{KvType, Pos, PosRange, SeqId};
+use kv_graph::Graph;
+use kv_graph::weights::WeightSource;
+use model_core::architecture::Model;
 
 use crate::decode::Engine;
 use crate::error::{EngineError, Replaced};
@@ -41,6 +44,21 @@ pub struct RestoredState {
     pub n_tokens: u32,
     /// The tokens of the sequences, as they are called now.
     pub tokens: Vec<SeqTokens>,
+}
+
+/// The fingerprint of a model with this graph, and with these of what it is computed with besides:
+/// its encoder, its head.
+pub(crate) fn fingerprint_of<'g>(
+    model: &dyn Model,
+    n_vocab: u32,
+    graph: &Graph,
+    others: impl IntoIterator<Item = &'g Graph>,
+    weights: &dyn WeightSource,
+) -> Fingerprint {
+    let (architecture, layers) = (model.architecture(), model.layers());
+    let fingerprint = Fingerprint::new(architecture, n_vocab, layers, graph, weights);
+    let others = others.into_iter();
+    others.fold(fingerprint, |all, graph| all.with_graph(graph, weights))
 }
 
 /// The note of a range: the caller who restores it knows of which adapters it is.
