@@ -31,7 +31,7 @@ const SPEC: AttendSpec = AttendSpec {
 /// Values of a token's query, key and value rows.
 const DIM: usize = SPEC.n_heads * SPEC.k_dim + SPEC.kv_heads * (SPEC.k_dim + SPEC.v_dim);
 
-/// Where the tokens of a sequence lie.
+/// The cells of a sequence's tokens.
 #[derive(Clone, Copy, PartialEq)]
 enum Cells {
     /// In blocks, as the memory gives them to sequences that grow together.

@@ -35,6 +35,7 @@ mod refused;
 mod sampler;
 mod state;
 mod vocab;
+mod whole_file;
 
 #[cfg(test)]
 mod tests;

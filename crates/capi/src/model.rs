@@ -98,7 +98,7 @@ impl SharedModel {
     /// The model as what reads adapters or writes files takes it.
     ///
     /// # Errors
-    /// Where only the vocabulary was opened.
+    /// Only the vocabulary was opened.
     pub(crate) fn open_model(&self) -> Result<OpenModel, String> {
         let model = self.architecture.clone();
         let model = model.ok_or("the model was opened with vocab_only: it has no weights")?;

@@ -3,9 +3,7 @@
 //! Invariant: a file is whole, or what was there before stays. What is not done is refused by its
 //! parameter. Chooses no format itself: [`cellar::convert`] does, and the program.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cellar::convert::{ColumnWeights, Conversion, FILE_TYPES, FileType, FormatChoice};
 use fancy_regex::Regex;
@@ -21,19 +19,20 @@ use crate::defaults::llama_model_quantize_default_params;
 use crate::ffi::{CText, Handle, In, c_api};
 use crate::log;
 use crate::model::{Model, overridden};
+use crate::whole_file;
 
 /// The name of a matrix of logits.
 const OUTPUT: &str = "output.weight";
 /// The name of the embedding.
 const EMBEDDING: &str = "token_embd.weight";
 
-/// How the tensors of a file are stored.
+/// The formats of a file's tensors.
 struct Formats {
     /// `None` to copy all.
     file_type: Option<FileType>,
-    /// Whether all matrices get the format of the type.
+    /// True if all matrices get the format of the type.
     is_pure: bool,
-    /// Whether the matrix of logits is quantized.
+    /// True if the matrix of logits is quantized.
     has_output: bool,
     output: Option<BlockFormat>,
     embedding: Option<BlockFormat>,
@@ -144,7 +143,7 @@ fn weighting(params: &QuantizeParams) -> Result<Option<ColumnWeights>, String> {
     Ok(Some(ColumnWeights::new(Path::new("imatrix"), matrix)))
 }
 
-/// Parameters that ask for what is not done.
+/// Refuses parameters whose wish cannot be met.
 fn check(params: &QuantizeParams, file: &GgufFile) -> Result<(), String> {
     let n_parts = file.n_parts();
     if params.keep_split && n_parts > 1 {
@@ -176,27 +175,11 @@ fn check_requantized(model: &OpenModel, conversion: &Conversion<'_>) -> Result<(
     Ok(())
 }
 
-/// Writes a file in one piece: under another name first.
 fn write_whole(conversion: &Conversion<'_>, path: &Path) -> Result<u64, String> {
-    let of_path = |error: &dyn std::fmt::Display| format!("'{}': {error}", path.display());
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    let part = PathBuf::from(name);
-    let write = || {
-        let file = File::create(&part).map_err(|error| of_path(&error))?;
-        let mut out = BufWriter::new(file);
-        let n_bytes = conversion.write(&mut out, |_| ());
-        let n_bytes = n_bytes.map_err(|error| chain(&error))?;
-        let flushed = out.flush().and_then(|()| std::fs::rename(&part, path));
-        flushed.map_err(|error| of_path(&error))?;
-        Ok(n_bytes)
-    };
-    let written = write();
-    if written.is_err() {
-        // It is perhaps not there.
-        let _ = std::fs::remove_file(&part);
-    }
-    written
+    whole_file::write(path, |out| {
+        let n_bytes = conversion.write(out, |_| ());
+        n_bytes.map_err(|error| chain(&error))
+    })
 }
 
 fn text<'a>(what: &str, text: CText) -> Result<&'a str, String> {

@@ -6,6 +6,7 @@
 //! state is restored whole or nothing changes. Logits are no part of it, as in llama.cpp.
 
 use std::io::Write;
+use std::path::Path;
 
 use cellar_engine::SaveOptions;
 use kv_backend::state::SavedState;
@@ -16,6 +17,7 @@ use crate::context::{Context, chain, context};
 use crate::ffi::{CText, Handle, In, Out, c_api};
 use crate::foreign;
 use crate::log;
+use crate::whole_file;
 
 /// The first bytes of a state.
 const MAGIC: [u8; 4] = *b"clrs";
@@ -149,7 +151,10 @@ fn save_file(path: CText, tokens: &[i32], state: &[u8]) -> Result<usize, String>
     bytes.extend(n_tokens.to_le_bytes());
     bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
     bytes.extend(state);
-    std::fs::write(path, &bytes).map_err(|error| format!("'{path}': {error}"))?;
+    whole_file::write(Path::new(path), |out| {
+        let written = out.write_all(&bytes);
+        written.map_err(|error| format!("'{path}': {error}"))
+    })?;
     Ok(bytes.len())
 }
 

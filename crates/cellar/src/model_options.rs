@@ -1,4 +1,4 @@
-//! [`ModelOptions`]: how a model is opened. Plain data.
+//! [`ModelOptions`]: the settings that a model is opened with. Plain data.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::backends::{BackendKind, BackendOptions};
 use crate::error::Error;
 use crate::model::Model;
 
-/// How a model is opened: fields, and methods for those that most callers need.
+/// The settings that a model is opened with: fields, and methods for those that most callers need.
 ///
 /// ```no_run
 /// use cellar::{BackendKind, KvType, ModelOptions};

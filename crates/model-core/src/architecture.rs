@@ -101,7 +101,7 @@ pub trait Model: fmt::Debug + Send + Sync {
         None
     }
 
-    /// How a [`Model::draft_head`] is read.
+    /// The reading of a [`Model::draft_head`].
     fn head_reading(&self) -> HeadReading<'_> {
         HeadReading::default()
     }
@@ -159,7 +159,7 @@ pub struct LayerRows {
     pub output_weight: String,
 }
 
-/// How a head that drafts is read.
+/// The reading of a head that drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeadReading<'a> {
     /// The token of each of its logits, where these are not all of the model's in order.
@@ -420,15 +420,13 @@ fn check_layers(
     Ok(())
 }
 
-/// Every tensor that the model's graphs name must be there, in its shape; and the graphs must use
-/// every tensor of the layers that they have.
-pub(crate) fn check_tensors(
-    model: &dyn Model,
-    weights: &dyn WeightSource,
-) -> Result<(), ModelError> {
-    let graphs = all_graphs(model)?;
-    let all = || graphs.iter().flat_map(Graph::weights);
-    for wanted in all() {
+/// Checks that every tensor which these graphs name is there, in its shape, and that vectors are
+/// not quantized.
+///
+/// # Errors
+/// [`ModelError`] naming the first tensor that is not so.
+pub fn check_named_tensors(graphs: &[Graph], weights: &dyn WeightSource) -> Result<(), ModelError> {
+    for wanted in graphs.iter().flat_map(Graph::weights) {
         let weight = weights
             .describe(&wanted.name)
             .map_err(|error| match error {
@@ -450,8 +448,20 @@ pub(crate) fn check_tensors(
             return Err(ModelError::TensorFormat { name, format });
         }
     }
+    Ok(())
+}
+
+/// Every tensor that the model's graphs name must be there, in its shape; and the graphs must use
+/// every tensor of the layers that they have.
+pub(crate) fn check_tensors(
+    model: &dyn Model,
+    weights: &dyn WeightSource,
+) -> Result<(), ModelError> {
+    let graphs = all_graphs(model)?;
+    check_named_tensors(&graphs, weights)?;
     let layers = model.layers();
-    let used: HashSet<&str> = all().map(|w| &*w.name).collect();
+    let named = graphs.iter().flat_map(Graph::weights);
+    let used: HashSet<&str> = named.map(|w| &*w.name).collect();
     let computed: HashSet<&str> = used.iter().filter_map(|name| layer_of(name)).collect();
     let of_model = |name: &str| match layer_of(name) {
         Some(layer) => computed.contains(layer),

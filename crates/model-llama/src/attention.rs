@@ -125,7 +125,7 @@ impl LlamaLike {
         }
     }
 
-    /// Which layers rotate, where the file names them.
+    /// The layers that rotate, where the file names them.
     pub(crate) fn rotating(
         &self,
         hyper: &Hyperparameters<'_>,

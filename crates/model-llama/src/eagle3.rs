@@ -96,7 +96,7 @@ fn layer(
     let mut mixers = EAGLE3_LAYER.mixers(hyper, 1, dim, weights)?;
     let feed_forward = EAGLE3_LAYER.feed_forwards(hyper, 1, weights)?.pop();
     if let Some(attention) = mixers.first_mut().and_then(Mixer::attention_mut) {
-        // It reads two rows side by side.
+        // It reads two concatenated rows.
         attention.out_dim = Some(dim);
         if let Some(factors) = attention.rope.as_mut().and_then(|r| r.factors.as_mut()) {
             *factors = format!("{OWN_HEAD}{factors}");

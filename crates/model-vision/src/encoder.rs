@@ -231,7 +231,7 @@ impl<B: Backend> fmt::Debug for TowerEncoder<B> {
     }
 }
 
-/// The rows of several lists, each with its width, one beside the other.
+/// The rows of several lists, each with its width, concatenated.
 fn side_by_side(mut parts: Vec<(Vec<f32>, usize)>) -> Vec<f32> {
     if parts.len() < 2 {
         return parts.pop().map(|(rows, _)| rows).unwrap_or_default();

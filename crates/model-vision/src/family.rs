@@ -63,7 +63,8 @@ pub(crate) enum PictureText {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TileNames {
     pub(crate) start: &'static str,
-    /// What names a tile: before, between and behind the numbers of its row and its column.
+    /// The name of a tile: the texts before, between and behind the numbers of its row and its
+    /// column.
     pub(crate) tile: [&'static str; 3],
     /// Behind each row of tiles.
     pub(crate) row_end: &'static str,

@@ -13,7 +13,7 @@ pub(crate) struct Resampling {
     pub(crate) corners: Corners,
 }
 
-/// What of the square and of the patches lies on each other.
+/// The places of the square and of the patches that lie on each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Corners {
     /// The middles of the first and last places, and straight lines in between (Qwen3-VL).
@@ -30,7 +30,7 @@ struct Source {
 }
 
 impl Resampling {
-    /// What is added to each patch of a tile, of the square's rows of `dim` values.
+    /// The rows that are added to the patches of a tile, out of the square's rows of `dim` values.
     pub(crate) fn rows(self, square: &[f32], dim: usize, tile: &Tile) -> Vec<f32> {
         let (height, width) = tile.sides();
         let along = |n: usize| (0..n).map(|at| self.sources(at, n)).collect::<Vec<_>>();

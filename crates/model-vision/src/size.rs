@@ -187,7 +187,7 @@ pub(crate) fn fit_into(Size { width, height }: Size, into: Size) -> Size {
 }
 
 /// Of `places` rows and columns that a picture's shape lies in the middle of, the number of rows
-/// above and below it, or of columns beside it (LLaVA 1.6).
+/// above and below it, or of columns at its sides (LLaVA 1.6).
 pub(crate) fn margins(Size { width, height }: Size, places: Size) -> Size {
     let (w, h) = (f64::from(width.max(1)), f64::from(height.max(1)));
     let (columns, rows) = (f64::from(places.width), f64::from(places.height));
@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn pictures_fit_into_the_best_of_sizes() {
         let sizes = [size(32, 16), size(16, 32), size(32, 32)];
-        for (given, best, fitted, beside) in [
+        for (given, best, fitted, at_sides) in [
             (size(120, 90), sizes[2], size(32, 24), size(0, 1)),
             (size(20, 12), sizes[0], size(27, 16), size(1, 0)),
             (size(16, 16), sizes[0], size(16, 16), size(2, 0)),
@@ -309,7 +309,7 @@ mod tests {
             assert_eq!(best_of(given, &sizes), Some(best), "{given:?}");
             assert_eq!(fit_into(given, best), fitted, "{given:?}");
             let places = size(best.width / 4, best.height / 4);
-            assert_eq!(margins(given, places), beside, "{given:?}");
+            assert_eq!(margins(given, places), at_sides, "{given:?}");
         }
     }
 

@@ -143,10 +143,10 @@ impl Tiling {
             width: grid.columns * side,
             height: grid.rows * side,
         };
-        // What lies beside the picture is left out.
-        let beside = margins(size, places);
-        for y in beside.height..places.height.saturating_sub(beside.height) {
-            for x in beside.width..places.width.saturating_sub(beside.width) {
+        // Patches outside of the picture are left out.
+        let at_sides = margins(size, places);
+        for y in at_sides.height..places.height.saturating_sub(at_sides.height) {
+            for x in at_sides.width..places.width.saturating_sub(at_sides.width) {
                 let tile = y / side * grid.columns + x / side;
                 let in_tile = y % side * side + x % side;
                 layout.push(PictureRow::OfTile(tile * n_tile + in_tile));

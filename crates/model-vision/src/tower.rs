@@ -46,7 +46,7 @@ pub(crate) enum TowerFeedForward {
     QuickGelu(usize),
 }
 
-/// What becomes of the rows that a block of a layer adds.
+/// The treatment of the rows that a block of a layer adds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TowerResidual {
     /// Nothing.
@@ -83,7 +83,8 @@ pub(crate) enum ProjectorStep {
     Activate(Activation),
 }
 
-/// What a decoder adds behind one of its first layers (DeepStack: Meng et al., arXiv 2406.04334).
+/// The rows that a decoder adds behind one of its first layers (DeepStack: Meng et al., arXiv
+/// 2406.04334).
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DeepRows {
     /// The number of the tower's layer whose rows it is made of.

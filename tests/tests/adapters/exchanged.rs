@@ -127,12 +127,12 @@ fn states_tell_of_control_vectors_and_adapters() {
 }
 
 /// Compiles nothing while it is told so.
-struct Failing {
+struct FailingBackend {
     inner: CpuBackend,
     fails: Arc<AtomicBool>,
 }
 
-impl Backend for Failing {
+impl Backend for FailingBackend {
     type Rows = <CpuBackend as Backend>::Rows;
     type Weights = <CpuBackend as Backend>::Weights;
     type Program = <CpuBackend as Backend>::Program;
@@ -158,7 +158,7 @@ fn an_exchange_that_fails_leaves_the_adapters() {
     let files = Files::new();
     let file = files.open(&files.model(MODEL));
     let fails = Arc::new(AtomicBool::new(false));
-    let backend = Failing {
+    let backend = FailingBackend {
         inner: cpu(),
         fails: Arc::clone(&fails),
     };

@@ -43,7 +43,7 @@ fn init(model: &LoadedModel, path: &Path) -> Handle<LoraAdapter> {
     llama_adapter_lora_init(model.0, path.get())
 }
 
-/// What `cellar run` computes with these adapters.
+/// The text of `cellar run` with these adapters.
 fn wanted(adapters: AdapterOptions) -> Vec<f32> {
     let options = ModelOptions {
         adapters,

@@ -252,7 +252,7 @@ const SMALL_OF_RWKV: [&str; 12] = [
     "time_mix_w2.weight",
 ];
 
-/// How a tensor is stored that somebody wants in a format.
+/// The format of a tensor that somebody wants in one.
 pub(super) fn fitting(tensor: &NamedShape, wanted: BlockFormat) -> BlockFormat {
     format_of(&tensor.name, &tensor.shape, wanted, Role::Other)
 }

@@ -40,7 +40,7 @@ use crate::error::Error;
 use mix::{Columns, ModelTraits, NamedShape};
 use pieces::{in_pieces, n_threads};
 
-/// How a weight is stored in the file.
+/// The choice of a weight's format in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FormatChoice {
     /// As files of the type have it.

@@ -28,7 +28,7 @@ pub(crate) struct Head {
     pub(crate) tails: Tails,
     /// The rows that it reads of the tokens before those of a ubatch.
     pub(crate) before: Vec<f32>,
-    /// What its tokens see of the memory, where that is less than what the model's see.
+    /// The part of the memory that its tokens see, where that is less than what the model's see.
     pub(crate) parts: Vec<PartInputs>,
 }
 

@@ -47,12 +47,12 @@ impl Fuse {
 
 /// The CPU backend, of which one call fails before it does anything.
 #[derive(Debug)]
-struct Fused {
+struct FusedBackend {
     inner: CpuBackend,
     fuse: Fuse,
 }
 
-impl Backend for Fused {
+impl Backend for FusedBackend {
     type Rows = <CpuBackend as Backend>::Rows;
     type Weights = <CpuBackend as Backend>::Weights;
     type Program = <CpuBackend as Backend>::Program;
@@ -135,7 +135,7 @@ impl Backend for Fused {
     }
 }
 
-fn session(case: &Case, fuse: Fuse) -> Result<Session<Fused>, ServiceError> {
+fn session(case: &Case, fuse: Fuse) -> Result<Session<FusedBackend>, ServiceError> {
     let cpu = CpuConfig {
         n_threads: NonZeroUsize::new(1),
         ..CpuConfig::default()
@@ -151,7 +151,7 @@ fn session(case: &Case, fuse: Fuse) -> Result<Session<Fused>, ServiceError> {
         ..EngineConfig::default()
     };
     let (model, weights) = (case.model.clone(), case.weights.clone());
-    let engine = Engine::new(Fused { inner, fuse }, model, weights, &config)?;
+    let engine = Engine::new(FusedBackend { inner, fuse }, model, weights, &config)?;
     let config = ServiceConfig {
         // Rows are saved and come back.
         preempt_every: NonZeroU32::new(4),
@@ -172,7 +172,7 @@ fn requests(case: &Case) -> [TextRequest; 4] {
 }
 
 /// Serves all requests, and one with two texts; none waits for ever.
-fn serve(session: &mut Session<Fused>, case: &Case) -> Vec<Result<Generated, ServiceError>> {
+fn serve(session: &mut Session<FusedBackend>, case: &Case) -> Vec<Result<Generated, ServiceError>> {
     let [a, b, c, last] = requests(case);
     let [twice, ..] = requests(case);
     let mut streams: Vec<TextStream> = Vec::new();

@@ -500,7 +500,7 @@ impl Decoder {
     }
 }
 
-/// What comes out of a decoder's layers.
+/// The rows that come out of a decoder's layers.
 struct LastRows {
     /// The rows of wanted tokens after the last norm.
     wanted: NodeId,

@@ -74,7 +74,7 @@ impl DraftHead {
         }))
     }
 
-    /// What it is besides, where it reads rows of several layers.
+    /// Its settings as one that reads rows of several layers.
     pub(super) fn fused(&self) -> Option<&FusedHead> {
         match &self.input {
             DraftInput::Final => None,

@@ -2,10 +2,10 @@
 //! 2503.01840).
 //!
 //! The model's own graph fuses the rows of a token by one matrix. With the embedding of the token
-//! after it, each normed, side by side, they are what the attention of the head's one layer reads.
-//! The row behind that layer has the place of the fused one, so the head can go on from its own. It
-//! may know some of the model's tokens alone. Invariant: the fused rows are the last output of the
-//! model's graph. Knows no architecture by name.
+//! after it, each normed and concatenated, they are what the attention of the head's one layer
+//! reads. The row behind that layer has the place of the fused one, so the head can go on from its
+//! own. It may know some of the model's tokens alone. Invariant: the fused rows are the last output
+//! of the model's graph. Knows no architecture by name.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub enum BeforeFusion {
     /// None.
     #[default]
     Nothing,
-    /// They are normed, side by side.
+    /// They are normed and concatenated.
     Normed,
 }
 

@@ -31,6 +31,8 @@ pub struct HfClass {
     pub body: &'static str,
     /// The text that may follow it in files of models with a vision or audio tower.
     pub text: &'static str,
+    /// Beginnings of names of tensors, each with others that files may have in its place.
+    pub places: &'static [(&'static str, &'static [&'static str])],
     /// The values of transformers for absent keys, where a reader would refuse that or take
     /// something else. A key that is `null` is there.
     pub defaults: &'static [(&'static str, u32)],
@@ -102,6 +104,7 @@ impl HfClass {
         aliases: &[],
         body: "model.",
         text: "",
+        places: &[],
         defaults: &[],
         rotated_part: None,
         head: HfHead::Logits,

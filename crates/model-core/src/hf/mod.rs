@@ -51,8 +51,9 @@ pub use rules::{
 };
 pub use steps::{HeadRows, Heads, PickedRows, RowFactors, TensorStep};
 pub use tables::{
-    ATTENTION_TENSORS, ATTENTION_VECTORS, EMBEDDING_TENSORS, GATED, GATED_EXPERTS, GATED_TENSORS,
-    HEAD_TENSORS, INPUT_NORM, NORM_BEFORE_FFN, PAIRED_ATTENTION, in_layers, in_stack,
+    ATTENTION_TENSORS, ATTENTION_VECTORS, EMBEDDING_TENSORS, GATE_AND_UP_IN_ROWS, GATED,
+    GATED_EXPERTS, GATED_TENSORS, HEAD_TENSORS, INPUT_NORM, NORM_BEFORE_FFN, PAIRED_ATTENTION,
+    in_layers, in_stack,
 };
 pub use tokenizer::tokenizer_keys;
 pub use translation::HfTranslation;

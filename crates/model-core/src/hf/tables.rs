@@ -114,6 +114,21 @@ pub const GATED: [TensorRule; 3] = [
 /// That block where most classes have it.
 pub const GATED_TENSORS: &[TensorRule] = &in_layers("model.layers.{l}.mlp.", GATED);
 
+/// Experts whose gate and up are the halves of the rows of one matrix for each.
+pub const GATE_AND_UP_IN_ROWS: [TensorRule; 3] = [
+    with(
+        "ffn_gate_exps.weight",
+        "gate_up_proj",
+        &[TensorStep::RowPart { part: 0, of: 2 }],
+    ),
+    with(
+        "ffn_up_exps.weight",
+        "gate_up_proj",
+        &[TensorStep::RowPart { part: 1, of: 2 }],
+    ),
+    same("ffn_down_exps.weight", "down_proj"),
+];
+
 /// Experts with gates, by number.
 pub const GATED_EXPERTS: [TensorRule; 3] = [
     same("ffn_gate_exps.weight", "gate_proj.weight"),

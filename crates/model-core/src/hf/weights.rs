@@ -31,16 +31,18 @@ pub struct TensorRule {
     to: &'static str,
     from: &'static str,
     steps: &'static [TensorStep],
-    /// The part of names in files behind their beginning: the beginning of that part, and the rest
-    /// of it.
-    text: Option<TextPart>,
+    /// Another beginning of names in files.
+    beginning: Option<OtherBeginning>,
 }
 
-/// The prefix of the text decoder's tensors in files of models with other towers.
+/// A beginning of names in files in the place of that of a rule: that of the text decoder of a
+/// model with other towers, for example.
 #[derive(Clone, Copy, Debug)]
-struct TextPart {
-    body: &'static str,
-    text: &'static str,
+struct OtherBeginning {
+    /// The rule's.
+    of_rule: &'static str,
+    /// The files', in two parts.
+    in_files: [&'static str; 2],
 }
 
 impl TensorRule {
@@ -72,11 +74,30 @@ impl TensorRule {
     /// Pattern of the name in the files.
     pub(super) fn from(&self) -> String {
         let name = format!("{}{}", self.from_place, self.from);
-        let moved = self.text.and_then(|TextPart { body, text }| {
-            let rest = name.strip_prefix(body)?;
-            Some(format!("{body}{text}{rest}"))
-        });
+        let moved = self
+            .beginning
+            .and_then(|OtherBeginning { of_rule, in_files }| {
+                let rest = name.strip_prefix(of_rule)?;
+                Some(format!("{}{}{rest}", in_files[0], in_files[1]))
+            });
         moved.unwrap_or(name)
+    }
+
+    /// The same for files whose names begin otherwise.
+    fn beginning_with(self, of_rule: &'static str, in_files: [&'static str; 2]) -> Self {
+        let beginning = Some(OtherBeginning { of_rule, in_files });
+        Self { beginning, ..self }
+    }
+
+    /// The same for each of the beginnings that files may have in place of its own.
+    fn in_places(self, class: &HfClass) -> impl Iterator<Item = Self> {
+        let name = self.from();
+        let places = class.places.iter();
+        let places = places.filter(move |(of_rule, _)| name.starts_with(of_rule));
+        places.flat_map(move |&(of_rule, in_files)| {
+            let others = in_files.iter();
+            others.map(move |&other| self.beginning_with(of_rule, [other, ""]))
+        })
     }
 }
 
@@ -97,7 +118,7 @@ pub const fn with(
         to,
         from,
         steps,
-        text: None,
+        beginning: None,
     }
 }
 
@@ -167,11 +188,9 @@ impl HfWeights {
         let is_part =
             !class.text.is_empty() && files.tensors.keys().any(|name| name.starts_with(&outer));
         if is_part {
-            let place = Some(TextPart {
-                body: "",
-                text: class.text,
-            });
-            rules.iter_mut().for_each(|rule| rule.text = place);
+            for rule in &mut rules {
+                *rule = rule.beginning_with("", [class.text, ""]);
+            }
         } else if !files.tensors.keys().any(|name| name.starts_with(body)) {
             rules.iter_mut().for_each(|rule| *rule = rule.without(body));
         }
@@ -182,10 +201,16 @@ impl HfWeights {
                 rest.is_some_and(|rest| rest.starts_with(text))
             };
             if files.tensors.keys().any(is_text) {
-                let place = Some(TextPart { body, text });
-                rules.iter_mut().for_each(|rule| rule.text = place);
+                for rule in &mut rules {
+                    *rule = rule.beginning_with(body, [body, text]);
+                }
             }
         }
+        let elsewhere: Vec<_> = rules
+            .iter()
+            .flat_map(|rule| rule.in_places(class))
+            .collect();
+        rules.extend(elsewhere);
         let layers_behind = LayersBehind::new(&rules, config)?;
         let mut sources = BTreeMap::new();
         let mut used = HashSet::new();

@@ -3,9 +3,9 @@
 //! Latents are in GGUF files as one key/value head as wide as a row. Does not know graphs.
 
 use model_core::hf::{
-    FixedValue, GATED, GATED_EXPERTS, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings,
-    SILU, TRAINED_LENGTH, TensorRule, TensorStep, VOCAB_SIZE, WIDTH_KEYS, in_layers,
-    latent_head_dims, latent_key_rows, latent_value_rows, layer_types, same, with,
+    FixedValue, GATE_AND_UP_IN_ROWS, GATED, GATED_EXPERTS, HfConfig, Key, Keys, ModelFileError,
+    RopeKind, RopeSettings, SILU, TRAINED_LENGTH, TensorRule, TensorStep, VOCAB_SIZE, WIDTH_KEYS,
+    in_layers, latent_head_dims, latent_key_rows, latent_value_rows, layer_types, same, with,
 };
 
 use super::keys::as_u32;
@@ -321,22 +321,8 @@ pub(super) const DEEPSEEK_FEED_FORWARD: &[TensorRule] = &in_layers(
 );
 
 /// The experts of Mistral 4: gate and up are the halves of the rows of one matrix for each.
-pub(super) const MISTRAL4_EXPERTS: &[TensorRule] = &in_layers(
-    "model.layers.{l}.mlp.experts.",
-    [
-        with(
-            "ffn_gate_exps.weight",
-            "gate_up_proj",
-            &[TensorStep::RowPart { part: 0, of: 2 }],
-        ),
-        with(
-            "ffn_up_exps.weight",
-            "gate_up_proj",
-            &[TensorStep::RowPart { part: 1, of: 2 }],
-        ),
-        same("ffn_down_exps.weight", "down_proj"),
-    ],
-);
+pub(super) const MISTRAL4_EXPERTS: &[TensorRule] =
+    &in_layers("model.layers.{l}.mlp.experts.", GATE_AND_UP_IN_ROWS);
 
 pub(super) const DEEPSEEK_EXPERTS: &[TensorRule] =
     &in_layers("model.layers.{l}.mlp.experts.{e}.", GATED_EXPERTS);

@@ -109,7 +109,7 @@ const NORMS_0: &[TensorRule] = &in_stack("blk.0.", "layers.0.", LAYER_NORMS);
 const ATTENTION_0: &[TensorRule] = &in_stack("blk.0.", "layers.0.self_attn.", LAYER_ATTENTION);
 const FEED_FORWARD_0: &[TensorRule] = &in_stack("blk.0.", "layers.0.mlp.", GATED);
 
-/// What it reads of the model, and how.
+/// The rows of the model that it reads.
 fn head_keys(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let key = "eagle_aux_hidden_state_layer_ids";
     let named = config.optional_numbers(key)?.unwrap_or_default();

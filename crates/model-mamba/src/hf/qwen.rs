@@ -5,9 +5,10 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    ATTENTION_TENSORS, FixedValue, GATED_EXPERTS, GATED_TENSORS, HfClass, HfConfig, Key, Keys,
-    ModelFileError, PLUS_ONE, RMS_EPS, ROW_KEYS, SILU, TRAINED_LENGTH, TensorRule, TensorStep,
-    VOCAB_SIZE, head_dim, head_keys, in_layers, layer_types, rope_keys, same, with,
+    ATTENTION_TENSORS, FixedValue, GATE_AND_UP_IN_ROWS, GATED_EXPERTS, GATED_TENSORS, HfClass,
+    HfConfig, Key, Keys, ModelFileError, PLUS_ONE, RMS_EPS, ROW_KEYS, SILU, TRAINED_LENGTH,
+    TensorRule, TensorStep, VOCAB_SIZE, head_dim, head_keys, in_layers, layer_types, rope_keys,
+    same, with,
 };
 
 use super::as_u32;
@@ -202,22 +203,8 @@ const EXPERTS: &[TensorRule] = &in_layers("model.layers.{l}.mlp.experts.{e}.", G
 
 /// The same where files have those of a layer together: gate and up are the halves of the rows of
 /// one matrix for each.
-const PACKED_EXPERTS: &[TensorRule] = &in_layers(
-    "model.layers.{l}.mlp.experts.",
-    [
-        with(
-            "ffn_gate_exps.weight",
-            "gate_up_proj",
-            &[TensorStep::RowPart { part: 0, of: 2 }],
-        ),
-        with(
-            "ffn_up_exps.weight",
-            "gate_up_proj",
-            &[TensorStep::RowPart { part: 1, of: 2 }],
-        ),
-        same("ffn_down_exps.weight", "down_proj"),
-    ],
-);
+const PACKED_EXPERTS: &[TensorRule] =
+    &in_layers("model.layers.{l}.mlp.experts.", GATE_AND_UP_IN_ROWS);
 
 const NEXT_MIXER: &[TensorRule] = &in_layers(
     "model.layers.{l}.linear_attn.",

@@ -47,9 +47,33 @@ pub(crate) fn classes() -> HfClasses {
     classes
 }
 
+/// Beginnings of names, and those of files in which all is a part of `model.`.
+const PLACES: &[(&str, &[&str])] = &[
+    ("visual.", &["model.visual."]),
+    ("vision_tower.", &["model.vision_tower."]),
+    (PROJECTOR, &["model.multi_modal_projector."]),
+];
+
+/// The same of towers that are a model of their own in some files.
+const CLIP_PLACES: &[(&str, &[&str])] = &[
+    (
+        "vision_tower.",
+        &[
+            "vision_tower.vision_model.",
+            "model.vision_tower.vision_model.",
+            "model.vision_tower.",
+        ],
+    ),
+    (PROJECTOR, &["model.multi_modal_projector."]),
+    ("image_newline", &["model.image_newline"]),
+];
+
+const PROJECTOR: &str = "multi_modal_projector.";
+
 /// A class without tables.
 const TOWER: HfClass = HfClass {
     architecture: "clip",
+    places: PLACES,
     section: Some("vision_config"),
     head: HfHead::None,
     // Names in tables are whole.
@@ -71,11 +95,8 @@ const QWEN2_VL: HfClass = HfClass {
     keys: &[&[Key::With(qwen2_vl)]],
     tensors: &[
         &in_stack("v.blk.{l}.", "visual.blocks.{l}.", QWEN_ATTENTION),
-        &in_stack("v.blk.{l}.", "model.visual.blocks.{l}.", QWEN_ATTENTION),
         &in_stack("v.blk.{l}.", "visual.blocks.{l}.mlp.", TWO_MATRICES),
-        &in_stack("v.blk.{l}.", "model.visual.blocks.{l}.mlp.", TWO_MATRICES),
         &in_stack("", "visual.", QWEN_OUTER),
-        &in_stack("", "model.visual.", QWEN_OUTER),
     ],
     defaults: &[
         ("depth", 32),
@@ -93,15 +114,8 @@ const QWEN25_VL: HfClass = HfClass {
     keys: &[&[Key::With(qwen25_vl)]],
     tensors: &[
         &in_stack("v.blk.{l}.", "visual.blocks.{l}.", QWEN_ATTENTION),
-        &in_stack("v.blk.{l}.", "model.visual.blocks.{l}.", QWEN_ATTENTION),
         &in_stack("v.blk.{l}.", "visual.blocks.{l}.mlp.", GATED_WITH_BIASES),
-        &in_stack(
-            "v.blk.{l}.",
-            "model.visual.blocks.{l}.mlp.",
-            GATED_WITH_BIASES,
-        ),
         &in_stack("", "visual.", QWEN_OUTER),
-        &in_stack("", "model.visual.", QWEN_OUTER),
     ],
     defaults: &[
         ("depth", 32),
@@ -119,15 +133,9 @@ const QWEN3_VL: HfClass = HfClass {
     keys: &[&[Key::With(qwen3_vl)]],
     tensors: &[
         &in_stack("v.blk.{l}.", "visual.blocks.{l}.", QWEN_ATTENTION),
-        &in_stack("v.blk.{l}.", "model.visual.blocks.{l}.", QWEN_ATTENTION),
         &in_stack(
             "v.blk.{l}.ffn_up.",
             "visual.blocks.{l}.mlp.linear_fc1.",
-            MATRIX,
-        ),
-        &in_stack(
-            "v.blk.{l}.ffn_up.",
-            "model.visual.blocks.{l}.mlp.linear_fc1.",
             MATRIX,
         ),
         &in_stack(
@@ -135,21 +143,10 @@ const QWEN3_VL: HfClass = HfClass {
             "visual.blocks.{l}.mlp.linear_fc2.",
             MATRIX,
         ),
-        &in_stack(
-            "v.blk.{l}.ffn_down.",
-            "model.visual.blocks.{l}.mlp.linear_fc2.",
-            MATRIX,
-        ),
         &in_stack("", "visual.", QWEN3_OUTER),
-        &in_stack("", "model.visual.", QWEN3_OUTER),
         &in_stack(
             "v.deepstack.{l}.",
             "visual.deepstack_merger_list.{l}.",
-            QWEN3_DEEP,
-        ),
-        &in_stack(
-            "v.deepstack.{l}.",
-            "model.visual.deepstack_merger_list.{l}.",
             QWEN3_DEEP,
         ),
     ],
@@ -186,30 +183,11 @@ const LLAVA: HfClass = HfClass {
     keys: &[&[Key::With(llava)]],
     tensors: &[
         &in_stack("v.blk.{l}.", "vision_tower.encoder.layers.{l}.", CLIP_LAYER),
-        &in_stack(
-            "v.blk.{l}.",
-            "vision_tower.vision_model.encoder.layers.{l}.",
-            CLIP_LAYER,
-        ),
-        &in_stack(
-            "v.blk.{l}.",
-            "model.vision_tower.vision_model.encoder.layers.{l}.",
-            CLIP_LAYER,
-        ),
-        &in_stack(
-            "v.blk.{l}.",
-            "model.vision_tower.encoder.layers.{l}.",
-            CLIP_LAYER,
-        ),
         &in_stack("v.", "vision_tower.", CLIP_OUTER),
-        &in_stack("v.", "vision_tower.vision_model.", CLIP_OUTER),
-        &in_stack("v.", "model.vision_tower.vision_model.", CLIP_OUTER),
-        &in_stack("v.", "model.vision_tower.", CLIP_OUTER),
         &in_stack("v.", "", LLAVA_LINE_END),
-        &in_stack("v.", "model.", LLAVA_LINE_END),
         &in_stack("mm.", "multi_modal_projector.", LLAVA_PROJECTOR),
-        &in_stack("mm.", "model.multi_modal_projector.", LLAVA_PROJECTOR),
     ],
+    places: CLIP_PLACES,
     unused: &[
         "vision_tower.vision_model.embeddings.position_ids",
         "model.vision_tower.vision_model.embeddings.position_ids",
@@ -229,28 +207,10 @@ const GEMMA3: HfClass = HfClass {
     keys: &[&[Key::With(gemma3)]],
     tensors: &[
         &in_stack("v.blk.{l}.", "vision_tower.encoder.layers.{l}.", CLIP_LAYER),
-        &in_stack(
-            "v.blk.{l}.",
-            "vision_tower.vision_model.encoder.layers.{l}.",
-            CLIP_LAYER,
-        ),
-        &in_stack(
-            "v.blk.{l}.",
-            "model.vision_tower.vision_model.encoder.layers.{l}.",
-            CLIP_LAYER,
-        ),
-        &in_stack(
-            "v.blk.{l}.",
-            "model.vision_tower.encoder.layers.{l}.",
-            CLIP_LAYER,
-        ),
         &in_stack("v.", "vision_tower.", CLIP_OUTER),
-        &in_stack("v.", "vision_tower.vision_model.", CLIP_OUTER),
-        &in_stack("v.", "model.vision_tower.vision_model.", CLIP_OUTER),
-        &in_stack("v.", "model.vision_tower.", CLIP_OUTER),
         &in_stack("mm.", "multi_modal_projector.", GEMMA_PROJECTOR),
-        &in_stack("mm.", "model.multi_modal_projector.", GEMMA_PROJECTOR),
     ],
+    places: CLIP_PLACES,
     ..TOWER
 };
 
@@ -272,15 +232,8 @@ const MISTRAL3: HfClass = HfClass {
             "vision_tower.transformer.layers.{l}.",
             PIXTRAL_LAYER,
         ),
-        &in_stack(
-            "v.blk.{l}.",
-            "model.vision_tower.transformer.layers.{l}.",
-            PIXTRAL_LAYER,
-        ),
         &in_stack("v.", "vision_tower.", PIXTRAL_OUTER),
-        &in_stack("v.", "model.vision_tower.", PIXTRAL_OUTER),
         &in_stack("mm.", "multi_modal_projector.", MISTRAL_PROJECTOR),
-        &in_stack("mm.", "model.multi_modal_projector.", MISTRAL_PROJECTOR),
     ],
     ..TOWER
 };
@@ -377,6 +330,25 @@ const CLIP_COUNTS: &[(&str, &str)] = &[
     ("image_size", "image_size"),
 ];
 
+/// GELU, the epsilon of norms and the layers of a tower like SigLIP.
+fn siglip(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    keys.set_whole("clip.use_gelu", true);
+    let eps = config.optional_number("layer_norm_eps")?.unwrap_or(1e-6);
+    keys.set("vision.attention.layer_norm_epsilon", eps as f32);
+    counts(config, keys, &[("block_count", "num_hidden_layers")])
+}
+
+/// Refuses rows of another layer than the last.
+fn of_last_layer(config: &HfConfig) -> Result<(), ModelFileError> {
+    let key = "vision_feature_layer";
+    let layer = config.value(key).and_then(Value::as_i64);
+    if layer.unwrap_or(-1) == -1 {
+        Ok(())
+    } else {
+        Err(config.wrong(key, "-1, the last"))
+    }
+}
+
 fn llava(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     only(config, "model_type", &["clip_vision_model"])?;
     only(config, "hidden_act", &["quick_gelu"])?;
@@ -443,10 +415,7 @@ fn pixtral_tower(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileErro
     keys.set("vision.projector_type", "pixtral");
     keys.set_whole("clip.use_silu", true);
     keys.set("vision.attention.layer_norm_epsilon", 1e-5f32);
-    let layer = config.value("vision_feature_layer");
-    if layer.and_then(Value::as_i64).unwrap_or(-1) != -1 {
-        return Err(config.wrong("vision_feature_layer", "-1, the last"));
-    }
+    of_last_layer(config)?;
     let base = config.optional_number("rope_theta")?;
     let base = match base {
         Some(base) => base,
@@ -462,11 +431,8 @@ fn pixtral_tower(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileErro
 fn gemma3(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     only(config, "hidden_act", &["gelu_pytorch_tanh"])?;
     keys.set("vision.projector_type", "gemma3");
-    keys.set_whole("clip.use_gelu", true);
-    let eps = config.optional_number("layer_norm_eps")?.unwrap_or(1e-6);
-    keys.set("vision.attention.layer_norm_epsilon", eps as f32);
+    siglip(config, keys)?;
     counts(config, keys, CLIP_COUNTS)?;
-    counts(config, keys, &[("block_count", "num_hidden_layers")])?;
     let n_rows = config.optional_count("mm_tokens_per_image")?.unwrap_or(256);
     keys.set("vision.projector.query_side", n_rows.isqrt() as u32);
     Ok(())

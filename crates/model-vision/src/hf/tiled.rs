@@ -8,7 +8,7 @@ use super::tables::{
     CLIP_LAYER, CLIP_OUTER, CONNECTOR, INTERNVL_LAYER, INTERNVL_OUTER, INTERNVL_PROJECTOR,
     LFM2_PROJECTOR,
 };
-use super::{CLIP_COUNTS, TOWER, counts, only};
+use super::{CLIP_COUNTS, TOWER, counts, of_last_layer, only, siglip};
 
 /// InternVL 2.5 and later in the words of transformers (`-hf`).
 pub(super) const INTERNVL: HfClass = HfClass {
@@ -20,21 +20,10 @@ pub(super) const INTERNVL: HfClass = HfClass {
             "vision_tower.encoder.layer.{l}.",
             INTERNVL_LAYER,
         ),
-        &in_stack(
-            "v.blk.{l}.",
-            "model.vision_tower.encoder.layer.{l}.",
-            INTERNVL_LAYER,
-        ),
         &in_stack("v.", "vision_tower.", INTERNVL_OUTER),
-        &in_stack("v.", "model.vision_tower.", INTERNVL_OUTER),
         &in_stack(
             "mm.model.mlp.",
             "multi_modal_projector.",
-            INTERNVL_PROJECTOR,
-        ),
-        &in_stack(
-            "mm.model.mlp.",
-            "model.multi_modal_projector.",
             INTERNVL_PROJECTOR,
         ),
     ],
@@ -90,15 +79,10 @@ pub(super) const LFM2_VL: HfClass = HfClass {
             "model.vision_tower.encoder.layers.{l}.",
             CLIP_LAYER,
         ),
-        &in_stack(
-            "v.blk.{l}.",
-            "model.vision_tower.vision_model.encoder.layers.{l}.",
-            CLIP_LAYER,
-        ),
         &in_stack("v.", "model.vision_tower.", CLIP_OUTER),
-        &in_stack("v.", "model.vision_tower.vision_model.", CLIP_OUTER),
         &in_stack("mm.", "model.multi_modal_projector.", LFM2_PROJECTOR),
     ],
+    places: &[("model.vision_tower.", &["model.vision_tower.vision_model."])],
     defaults: &[
         ("hidden_size", 768),
         ("num_hidden_layers", 12),
@@ -125,12 +109,7 @@ fn internvl(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     only(config, "hidden_act", &["gelu"])?;
     only(config, "vision_feature_select_strategy", &["default"])?;
     only(config, "projector_hidden_act", &["gelu"])?;
-    let layer = config
-        .value("vision_feature_layer")
-        .and_then(|layer| layer.as_i64());
-    if layer.unwrap_or(-1) != -1 {
-        return Err(config.wrong("vision_feature_layer", "-1, the last"));
-    }
+    of_last_layer(config)?;
     for (key, wanted) in [
         ("use_absolute_position_embeddings", true),
         ("use_mean_pooling", true),
@@ -141,16 +120,13 @@ fn internvl(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
         }
     }
     keys.set("vision.projector_type", "internvl");
-    keys.set_whole("clip.use_gelu", true);
-    let eps = config.optional_number("layer_norm_eps")?.unwrap_or(1e-6);
-    keys.set("vision.attention.layer_norm_epsilon", eps as f32);
+    siglip(config, keys)?;
     counts(
         config,
         keys,
         &[
             ("embedding_length", "hidden_size"),
             ("attention.head_count", "num_attention_heads"),
-            ("block_count", "num_hidden_layers"),
         ],
     )?;
     for key in ["image_size", "patch_size"] {
@@ -168,18 +144,9 @@ fn internvl(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
 fn idefics3(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     only(config, "hidden_act", &["gelu_pytorch_tanh"])?;
     keys.set("vision.projector_type", "idefics3");
-    keys.set_whole("clip.use_gelu", true);
-    let eps = config.optional_number("layer_norm_eps")?.unwrap_or(1e-6);
-    keys.set("vision.attention.layer_norm_epsilon", eps as f32);
+    siglip(config, keys)?;
     counts(config, keys, CLIP_COUNTS)?;
-    counts(
-        config,
-        keys,
-        &[
-            ("block_count", "num_hidden_layers"),
-            ("projector.scale_factor", "scale_factor"),
-        ],
-    )
+    counts(config, keys, &[("projector.scale_factor", "scale_factor")])
 }
 
 fn lfm2_vl(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
@@ -187,16 +154,13 @@ fn lfm2_vl(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     only(config, "hidden_act", &["gelu_pytorch_tanh"])?;
     only(config, "projector_hidden_act", &["gelu"])?;
     keys.set("vision.projector_type", "lfm2");
-    keys.set_whole("clip.use_gelu", true);
-    let eps = config.optional_number("layer_norm_eps")?.unwrap_or(1e-6);
-    keys.set("vision.attention.layer_norm_epsilon", eps as f32);
+    siglip(config, keys)?;
     counts(
         config,
         keys,
         &[
             ("embedding_length", "hidden_size"),
             ("attention.head_count", "num_attention_heads"),
-            ("block_count", "num_hidden_layers"),
             ("patch_size", "patch_size"),
             ("projector.scale_factor", "downsample_factor"),
         ],

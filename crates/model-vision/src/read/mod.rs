@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use kv_core::Window;
 use kv_graph::rope::RopeStyle;
-use kv_graph::weights::{MemoryWeights, WeightError, WeightSource};
+use kv_graph::weights::{MemoryWeights, WeightSource};
 use kv_graph::{Activation, Graph};
-use model_core::architecture::ModelError;
+use model_core::architecture::{ModelError, check_named_tensors};
 use model_core::blocks::{
     AttentionBlock, FeedForwardBlock, FeedForwardForm, Norm, NormKind, QkNorm, QkvBias, QkvWeights,
 };
@@ -422,25 +422,7 @@ fn check_tensors(tower: &Tower, weights: &dyn WeightSource) -> Result<(), ModelE
     let graphs: Vec<Graph> = std::iter::once(tower.graph(1))
         .chain(projectors)
         .collect::<Result<_, _>>()?;
-    for wanted in graphs.iter().flat_map(|graph| graph.weights()) {
-        let found = weights
-            .describe(&wanted.name)
-            .map_err(|error| match error {
-                WeightError::Missing { name } => ModelError::MissingTensor {
-                    name,
-                    shape: wanted.shape.clone(),
-                },
-                other => ModelError::Weight(other),
-            })?;
-        if found.shape != wanted.shape {
-            return Err(ModelError::TensorShape {
-                name: wanted.name.clone(),
-                wanted: wanted.shape.clone(),
-                got: found.shape,
-            });
-        }
-    }
-    Ok(())
+    check_named_tensors(&graphs, weights)
 }
 
 fn setting(key: &str, reason: String) -> ModelError {

@@ -24,7 +24,7 @@ use cellar_engine::{FinishReason, TokenLogprobs};
 use cellar_grammar::{GrammarFailure, GrammarStep};
 use kv_core::TokenId;
 
-use self::prepare::{Prepared, PreparedText, prepare, special_pieces};
+use self::prepare::{PreparedRequest, PreparedText, prepare, special_pieces};
 use self::reasoning::n_tokens_of;
 use crate::app::{Active, App};
 use crate::auth::Tenant;
@@ -187,7 +187,7 @@ impl App {
             move || prepare(&model, tenant, request)
         };
         let prepared = run_blocking(prepare).await?;
-        let Prepared {
+        let PreparedRequest {
             mut request,
             texts,
             echo,

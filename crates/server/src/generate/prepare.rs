@@ -18,7 +18,7 @@ use crate::error::ApiError;
 use crate::model::ServedModel;
 
 /// A request that is ready to be computed.
-pub(super) struct Prepared {
+pub(super) struct PreparedRequest {
     pub(super) request: TextRequest,
     pub(super) texts: Vec<PreparedText>,
     pub(super) echo: Option<EchoedPrompt>,
@@ -40,7 +40,7 @@ pub(super) fn prepare(
     model: &ServedModel,
     tenant: Tenant,
     request: GenerateRequest,
-) -> Result<Prepared, ApiError> {
+) -> Result<PreparedRequest, ApiError> {
     let speculation = match request.speculate {
         Some(speculate) => speculate.of(model)?,
         None => model.settings().speculation,
@@ -132,7 +132,7 @@ pub(super) fn prepare(
         long_context: None,
         ..TextRequest::default()
     };
-    Ok(Prepared {
+    Ok(PreparedRequest {
         request,
         texts,
         echo,
