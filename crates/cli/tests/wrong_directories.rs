@@ -385,6 +385,21 @@ fn several_files_in_16_bits_are_one_model() {
     assert!(text.starts_with("Once"), "{text}");
 }
 
+/// For this class `null` is another computation than an absent key.
+#[test]
+fn weights_of_dbrx_that_are_not_normalized_are_refused() {
+    let copy = directory("dbrx");
+    let key = "moe_normalize_expert_weights";
+    let config = copy.path().join("config.json");
+    edit_json(&config, |config| config["ffn_config"][key] = Value::Null);
+    let error = HfDirectory::open(copy.path(), &registry()).unwrap_err();
+    assert!(error.to_string().contains(key), "{error}");
+    edit_json(&config, |config| {
+        config["ffn_config"].as_object_mut().unwrap().remove(key);
+    });
+    HfDirectory::open(copy.path(), &registry()).unwrap();
+}
+
 #[test]
 fn text_needs_a_tokenizer_and_logits_do_not() {
     let copy = copy();

@@ -468,7 +468,13 @@ fn dbrx_experts(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError
     keys.set("feed_forward_length", count("ffn_hidden_size")?);
     keys.set("expert_count", count("moe_num_experts")?);
     keys.set("expert_used_count", count("moe_top_k")?);
-    let key = "ffn_config.moe_normalize_expert_weights";
+    let (section, name) = ("ffn_config", "moe_normalize_expert_weights");
+    let key = &format!("{section}.{name}");
+    // Without the key, weights sum up to 1; with `null`, they stay as they are.
+    let stated = config.value(section).and_then(|object| object.get(name));
+    if stated.is_some_and(|value| value.is_null()) {
+        return Err(config.wrong(key, "1"));
+    }
     match config.optional_number(key)? {
         None | Some(1.0) => Ok(()),
         Some(_) => Err(config.wrong(key, "1")),
