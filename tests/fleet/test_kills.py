@@ -109,7 +109,9 @@ class Killed:
             sure = sorted(self.answers)
             for prompt in self.chance.sample(sure, min(N_AGAIN, len(sure))):
                 self.found(server, prompt, before)
-            until = time.monotonic() + self.chance.uniform(0.1, 2 * WHILE)
+            # The first life is long enough for something that has to be found.
+            least = 0.1 if self.answers else WHILE + 0.5
+            until = time.monotonic() + self.chance.uniform(least, 2 * WHILE)
             while time.monotonic() < until:
                 prompt = self.prompt()
                 text, _ = self.ask(server, prompt)

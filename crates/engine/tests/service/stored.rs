@@ -203,6 +203,31 @@ fn many_requests_fetch_together() {
     }
 }
 
+/// Whole groups that hold the end of a prompt and the beginning of its answer are of no use to
+/// somebody who asks the same again: small ones of the prompt are there, too.
+#[test]
+fn a_prompt_is_found_whose_answer_fills_its_group() {
+    for case in cases() {
+        let dir = tempfile::tempdir().unwrap();
+        let prompt_of = |n_prompt: usize| {
+            let mut request = request(&case, 0);
+            request.prompt.truncate(n_prompt);
+            request.options.sampler.min_tokens = 16;
+            request.options.n_predict = Some(20);
+            request
+        };
+        let n_prompt = 2 * 256 - 8;
+        let first = start(&case, 2000, directory(dir.path()));
+        let usage = serve(&first, &case, prompt_of(n_prompt));
+        assert!(n_prompt + usage.n_tokens > 2 * 256, "{usage:?}");
+        first.stop().unwrap();
+        let second = start(&case, 2000, directory(dir.path()));
+        let n_reused = reused(&serve(&second, &case, prompt_of(n_prompt)));
+        let least = n_prompt - n_again(&case);
+        assert!(n_reused >= least, "{}: {n_reused}", case.name);
+    }
+}
+
 /// In a memory for one and a half of them, prompts take turns: each comes back from the host.
 #[test]
 fn what_was_evicted_comes_back() {

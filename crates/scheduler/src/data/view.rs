@@ -21,6 +21,8 @@ pub struct CachedPrefix<'a> {
     pub request: RequestId,
     /// Its tokens.
     pub tokens: &'a [TokenId],
+    /// Number of them that were the prompt of the request.
+    pub n_prompt: usize,
     /// Requests that it was used for.
     pub n_hits: u32,
     /// When it was used last, or else kept.
@@ -81,6 +83,8 @@ pub struct EvictedPrefix {
     pub seq: SeqId,
     /// Its tokens.
     pub tokens: Arc<[TokenId]>,
+    /// Number of them that were the prompt of a request.
+    pub n_prompt: usize,
     /// The salt of the requests that may share it.
     pub salt: Salt,
 }

@@ -42,6 +42,7 @@ impl StoreParts {
             self.evicted.push(EvictedPrefix {
                 seq: line.seq,
                 tokens: Arc::clone(&line.tokens),
+                n_prompt: line.n_prompt,
                 salt: line.salt,
             });
         }

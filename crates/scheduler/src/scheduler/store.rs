@@ -98,6 +98,7 @@ impl Scheduler {
                 };
                 CachedLine {
                     seq,
+                    n_prompt: tokens.len(),
                     tokens: Arc::clone(&tokens),
                     salt,
                     request: id,
@@ -142,6 +143,7 @@ impl Scheduler {
                 self.drop_lines(now, covered, DropReason::Covered);
             }
             let line = CachedLine {
+                n_prompt: tokens.len(),
                 tokens,
                 last_used: now,
                 ..line
@@ -193,6 +195,7 @@ pub(super) fn view(line: &CachedLine) -> CachedPrefix<'_> {
         salt: line.salt,
         request: line.request,
         tokens: &line.tokens,
+        n_prompt: line.n_prompt,
         n_hits: line.n_hits,
         last_used: line.last_used,
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use cellar_prefix_store::{GroupKind, GroupName, Job, Tier};
+use cellar_prefix_store::{GROUP_TOKENS, GroupKind, GroupName, Job, Tier};
 use cellar_scheduler::{EvictedPrefix, Note, PrefixUse, RequestId, Salt, StoredCuts, n_common};
 use kv_backend::Backend;
 use kv_backend::state::SeqTokens;
@@ -124,8 +124,8 @@ impl SessionStore {
     }
 
     /// The groups of these tokens that are not known to be stored.
-    fn new_pieces(&mut self, salt: Salt, tokens: &[TokenId]) -> VecDeque<Piece> {
-        let pieces = self.pieces_of(salt, tokens);
+    fn new_pieces(&mut self, salt: Salt, tokens: &[TokenId], n_prompt: usize) -> VecDeque<Piece> {
+        let pieces = self.pieces_of(salt, tokens, n_prompt);
         let known = &self.publisher.known;
         let new = pieces
             .into_iter()
@@ -152,10 +152,19 @@ impl SessionStore {
         handed
     }
 
-    /// The groups of these tokens.
-    fn pieces_of(&mut self, salt: Salt, tokens: &[TokenId]) -> Vec<Piece> {
+    /// The groups of these tokens. A whole group that begins within the prompt and ends behind it
+    /// is of no use to somebody who asks the same again: the prompt's small groups are there, too.
+    fn pieces_of(&mut self, salt: Salt, tokens: &[TokenId], n_prompt: usize) -> Vec<Piece> {
         match self.cuts {
-            StoredCuts::Groups => self.names.ranges(salt, tokens),
+            StoredCuts::Groups => {
+                let mut pieces = self.names.ranges(salt, tokens);
+                let n_whole = n_prompt / GROUP_TOKENS;
+                if n_whole < tokens.len() / GROUP_TOKENS {
+                    let prompt = tokens.get(..n_prompt).unwrap_or(tokens);
+                    pieces.extend(self.names.tail(salt, prompt, n_whole));
+                }
+                pieces
+            }
             StoredCuts::Nowhere => self.names.end(salt, tokens).to_vec(),
         }
     }
@@ -208,7 +217,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                 Publication {
                     seq,
                     request: line.request,
-                    pieces: store.new_pieces(line.salt, line.tokens),
+                    pieces: store.new_pieces(line.salt, line.tokens, line.n_prompt),
                 }
             }
         };
@@ -275,7 +284,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             let _gone = done.send(Some(0)); // who asked may have gone
             return;
         };
-        let mut pieces = store.pieces_of(line.salt, line.tokens);
+        let mut pieces = store.pieces_of(line.salt, line.tokens, line.n_prompt);
         pieces.retain(|piece| piece.end <= n);
         store.publisher.due.push_front(line.seq);
         store.publisher.awaited.push(AwaitedPrompt {
@@ -340,14 +349,20 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
 
     /// Publishes what is evicted, before its tokens are removed.
     pub(in crate::session) fn publish_evicted(&mut self) {
-        for EvictedPrefix { seq, tokens, salt } in self.scheduler.take_evicted() {
+        for evicted in self.scheduler.take_evicted() {
+            let EvictedPrefix {
+                seq,
+                tokens,
+                n_prompt,
+                salt,
+            } = evicted;
             let Some(store) = &mut self.store else {
                 return;
             };
             if self.engine.memory().next_pos(seq).as_usize() != tokens.len() {
                 continue;
             }
-            for piece in store.new_pieces(salt, &tokens) {
+            for piece in store.new_pieces(salt, &tokens, n_prompt) {
                 match self.publish_piece(seq, &tokens, piece) {
                     Ok(Handover::Over) => {}
                     // What the tiers have no time for is computed again.

@@ -225,6 +225,7 @@ mod tests {
             (0..n_hits).for_each(|_| weights.hit(0.0));
             cache.restore(CachedLine {
                 seq: SeqId(number),
+                n_prompt: tokens.len(),
                 tokens: tokens.into(),
                 salt: Salt(0),
                 request: RequestId(u64::from(number)),

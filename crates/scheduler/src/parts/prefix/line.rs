@@ -16,6 +16,8 @@ use crate::data::view::RestoredPrefix;
 pub(crate) struct CachedLine {
     pub(crate) seq: SeqId,
     pub(crate) tokens: Arc<[TokenId]>,
+    /// Number of them that were the prompt of the request.
+    pub(crate) n_prompt: usize,
     pub(crate) salt: Salt,
     /// The request whose tokens they were.
     pub(crate) request: RequestId,
@@ -33,6 +35,7 @@ impl CachedLine {
         Self {
             seq,
             tokens: active.held().into(),
+            n_prompt: active.request.n_prompt.min(active.n_done),
             salt,
             request: active.id(),
             last_used: now,
@@ -50,6 +53,7 @@ impl CachedLine {
     ) -> Self {
         Self {
             seq: prefix.seq,
+            n_prompt: prefix.tokens.len(),
             tokens: prefix.tokens.into(),
             salt: prefix.salt,
             request: prefix.request,
