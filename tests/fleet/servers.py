@@ -30,10 +30,11 @@ def ask(port, method, path, body=None, headers=(), timeout=120):
 
 
 class Server:
-    """`cellar serve` with the built-in model, on a port of its own."""
+    """`cellar serve` on a port of its own, with the built-in model or the one of a flag as `stories`, or with several."""
 
     def __init__(self, *flags):
-        command = [os.environ["CELLAR"], "serve", "--port", "0", "--alias", "stories", *flags]
+        alias = ["--alias", "stories"] if flags.count("-m") < 2 else []
+        command = [os.environ["CELLAR"], "serve", "--port", "0", *alias, *flags]
         self.log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(command, stderr=self.log)
         until = time.monotonic() + 60

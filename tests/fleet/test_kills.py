@@ -1,7 +1,9 @@
 """`kill -9` at random moments, over all kinds of memory, with a directory of cached prefixes: what was answered a while
-before a kill is found after it, no text is another, and no file of the dead server stays.
+before a kill is found after it, no text is another, and no file of the dead server stays. And models of all these kinds
+that take turns in one server: what was answered before a model was unloaded is found when it is loaded again.
 
-CELLAR is the program; CELLAR_KILLS the kills for each kind of memory (2), CELLAR_SEED a number that repeats a run.
+CELLAR is the program; CELLAR_KILLS the kills for each kind of memory (2), CELLAR_SWAPS how often each model is unloaded
+(2), CELLAR_SEED a number that repeats a run.
 """
 
 import os
@@ -17,6 +19,7 @@ from servers import Server, ask
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
 N_KILLS = int(os.environ.get("CELLAR_KILLS", "2"))
+N_SWAPS = int(os.environ.get("CELLAR_SWAPS", "2"))
 SEED = int(os.environ.get("CELLAR_SEED", time.time_ns() % 1_000_000))
 # Seconds after which an answer's prefix has to be in the directory: it is written when there is nothing else to do.
 WHILE = 2.0
@@ -47,6 +50,12 @@ def model(kind, folder):
     return made
 
 
+def new_prompt(chance):
+    """New tokens, which begin as others do: few of all tokens, so that recipes have them, too."""
+    head = list(range(3, 43))
+    return tuple(head + [chance.randrange(3, 60) for _ in range(chance.randrange(60, 300))])
+
+
 class Killed:
     """A server that is killed and started again, with all that it was ever asked."""
 
@@ -65,9 +74,7 @@ class Killed:
         return Server("-m", self.model, "-c", "4096", "-t", "1", "--parallel", "4", *flags)
 
     def prompt(self):
-        """New tokens, which begin as others do: few of all tokens, so that recipes have them, too."""
-        head = list(range(3, 43))
-        return tuple(head + [self.chance.randrange(3, 60) for _ in range(self.chance.randrange(60, 300))])
+        return new_prompt(self.chance)
 
     def ask(self, server, prompt):
         body = {"prompt": list(prompt), "max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -156,6 +163,40 @@ class Kills(unittest.TestCase):
 
     def test_latent(self):
         self.check("latent")
+
+
+class Swaps(unittest.TestCase):
+    def test_models_that_take_turns_keep_their_prefixes(self):
+        chance = random.Random(f"{SEED} swaps")
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        models = {kind: model(kind, folder) for kind in KINDS}
+        flags = [flag for kind, file in models.items() for flag in ("-m", file)]
+        server = Server("-c", "2048", "-t", "1", "--cache-dir", os.path.join(folder, "cache"), *flags)
+        self.addCleanup(server.close)
+        names = {kind: os.path.basename(file).removesuffix(".gguf") for kind, file in models.items()}
+        answers = {kind: {} for kind in KINDS}
+        expected = reused = 0
+        for _ in range(N_SWAPS + 1):
+            for kind, known in answers.items():
+                prompts = chance.sample(sorted(known), min(2, len(known))) + [new_prompt(chance)]
+                for prompt in prompts:
+                    body = {"model": names[kind], "prompt": list(prompt), "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+                    status, answer = ask(server.port, "POST", "/v1/completions", body)
+                    self.assertEqual(status, 200, answer)
+                    text = answer["choices"][0]["text"]
+                    if prompt in known:
+                        self.assertEqual(text, known[prompt], f"{kind}: another text after a swap")
+                        wanted = (len(prompt) - 1) // GROUPED.get(kind, 1) * GROUPED.get(kind, 1)
+                        expected += wanted
+                        details = answer["usage"].get("prompt_tokens_details") or {}
+                        reused += min(wanted, details.get("cached_tokens", 0))
+                    known[prompt] = text
+                status, answer = ask(server.port, "POST", "/models/unload", {"model": names[kind]})
+                self.assertEqual(status, 200, answer)
+        n_swaps = N_SWAPS * len(KINDS)
+        print(f"{n_swaps} swaps, {reused} of {expected} tokens reused, seed {SEED}", flush=True)
+        self.assertGreaterEqual(reused, 0.95 * expected, f"seed {SEED}")
 
 
 if __name__ == "__main__":

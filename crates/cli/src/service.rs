@@ -8,8 +8,8 @@ use std::sync::Arc;
 use cellar_engine::serve::{
     BlockObserver, PrefixTiers, Service, ServiceConfig, ServiceExtras, Speculation, SwapDisk,
 };
-use cellar_engine::trace::TraceWriter;
 use cellar_engine::{Engine, Tower};
+use cellar_trace::TraceWriter;
 use kv_backend::BoxedBackend;
 use model_core::tokenizer::Tokenizer;
 

@@ -6,14 +6,11 @@
 use cellar_scheduler::RowBytes;
 use kv_backend::DeviceMemory;
 use kv_core::MAX_SEQS;
-use kv_core::memory::Streams;
-use kv_core::memory_plan::MemoryPlan;
+use kv_core::memory::{BYTES_PER_CELL, Streams};
+use kv_core::memory_plan::{MemoryPlan, largest_n_ctx, largest_that_fits};
 use model_core::architecture::Model;
 
-use crate::config::{ConfigError, EngineConfig, MAX_N_CTX, MemoryBudget, Settings};
-
-/// Bytes that are kept of each cell in addition to its rows: its sequences and position.
-pub(crate) const BYTES_PER_CELL: u64 = 128;
+use crate::config::{ConfigError, EngineConfig, MemoryBudget, Settings};
 
 impl Settings {
     /// What the rows take, line by line.
@@ -59,25 +56,6 @@ impl Settings {
     }
 }
 
-/// The largest context length that fits, where all shorter ones do; `None` where none does.
-pub fn largest_that_fits(fits: impl Fn(u32) -> bool) -> Option<u32> {
-    Some(largest_up_to(MAX_N_CTX, fits)).filter(|&n_ctx| n_ctx > 0)
-}
-
-/// The largest number up to `most` that fits, where all smaller ones do; 0 is taken to fit.
-fn largest_up_to(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
-    let (mut fitting, mut too_large) = (0, most + 1);
-    while too_large - fitting > 1 {
-        let middle = fitting + (too_large - fitting) / 2;
-        if fits(middle) {
-            fitting = middle;
-        } else {
-            too_large = middle;
-        }
-    }
-    fitting
-}
-
 impl EngineConfig {
     /// The settings, whatever the budget is.
     ///
@@ -98,10 +76,10 @@ impl EngineConfig {
             Streams::PerSequence => (MAX_SEQS as u32).saturating_sub(n_seqs),
         };
         let limit = sizes.memory_bytes().saturating_add(prefix_bytes);
-        let largest = largest_up_to(most, |n_more| bytes(n_more) <= limit);
+        let largest = largest_that_fits(most, |n_more| bytes(n_more) <= limit);
         // What costs nothing brings nothing.
         let largest_bytes = bytes(largest);
-        let n_more = largest_up_to(largest, |n_more| bytes(n_more) < largest_bytes);
+        let n_more = largest_that_fits(largest, |n_more| bytes(n_more) < largest_bytes);
         let is_less = bytes(n_more) < largest_bytes;
         self.sizes_with_room(model, n_more + u32::from(is_less))
     }
@@ -117,7 +95,7 @@ impl EngineConfig {
             let settings = config.sizes(model);
             settings.is_ok_and(|settings| settings.memory_bytes() <= n_bytes)
         };
-        largest_that_fits(fits)
+        largest_n_ctx(fits)
     }
 
     /// The same with what the device has free as the budget, where that is the budget and is known.

@@ -6,16 +6,13 @@
 use kv_core::batch::BatchRules;
 use kv_core::layers::{LayerError, LayerMap, RowLayout};
 use kv_core::memory::{
-    Composite, Memory, MemoryConfig, MemoryConfigError, RowCounts, Streams, SwaSize,
+    Composite, MAX_N_CTX, Memory, MemoryConfig, MemoryConfigError, RowCounts, Streams, SwaSize,
 };
 use kv_core::{KvType, KvTypes, LayerIdx, MAX_SEQS, StateType, TokenId, Window};
 use model_core::architecture::{Model, OutputKind};
 
 /// The context length where none is chosen, unless the model was trained with less.
 pub const DEFAULT_N_CTX: u32 = 4096;
-
-/// The largest context length: beyond it positions would not be countable.
-pub const MAX_N_CTX: u32 = 1 << 30;
 
 /// States that recurrent layers keep to go back to where a head drafts: most of its tokens that are
 /// right are among the first.

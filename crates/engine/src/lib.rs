@@ -3,8 +3,8 @@
 //! In reading order: [`Engine`] (batches in, logits out, and the memory in between), [`sampler`]
 //! (from logits to a token), [`stop`] (stop strings), [`Completion`] (the text of one request,
 //! apart from any engine), [`session`] (the texts of one engine, from prompt to token), [`serve`]
-//! (a session on a thread), [`trace`] (what those did, in a file, and replays), [`batch_file`]
-//! (files of requests). Vectors, scores and other uses of an engine are the crate `cellar-tasks`.
+//! (a session on a thread), [`batch_file`] (files of requests). What those did is written by the
+//! crate `cellar-trace`. Vectors, scores and other uses of an engine are the crate `cellar-tasks`.
 //! Generic over backends and models; names none of them.
 
 mod adapters;
@@ -38,15 +38,13 @@ mod state;
 pub mod stop;
 mod stored_types;
 mod timings;
-pub mod trace;
 
 pub use adapters::TextAdapters;
-pub use budget::largest_that_fits;
 pub use cellar_scheduler::{MAX_DRAFT, Speculated, Speculation, SpeculationOff};
 pub use completion::{Completion, CompletionOptions, FinishReason, OutputRow};
 pub use config::{
-    AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, HEAD_SNAPSHOTS, MAX_N_CTX,
-    MAX_TOP_LOGPROBS, MemoryBudget, Settings,
+    AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, HEAD_SNAPSHOTS, MAX_TOP_LOGPROBS,
+    MemoryBudget, Settings,
 };
 pub use context::{GroupAttention, LongContext};
 pub use decode::Engine;

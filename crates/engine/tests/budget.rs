@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
 use crate::model::{Layered, Remembers};
-use cellar_engine::{ConfigError, EngineConfig, MemoryBudget, Settings, largest_that_fits};
+use cellar_engine::{ConfigError, EngineConfig, MemoryBudget, Settings};
 use kv_core::Window;
+use kv_core::memory_plan::largest_n_ctx;
 
 const FULL: Remembers = Remembers::Tokens(Window::Full);
 const WINDOW: Remembers = Remembers::Tokens(Window::Sliding(4));
@@ -63,9 +64,9 @@ fn the_largest_context_is_the_last_that_fits() {
     }
     let most = 1 << 30;
     for n_ctx in [1, 1000, most - 1, most] {
-        assert_eq!(largest_that_fits(|n| n <= n_ctx), Some(n_ctx));
+        assert_eq!(largest_n_ctx(|n| n <= n_ctx), Some(n_ctx));
     }
-    assert_eq!(largest_that_fits(|_| true), Some(most));
+    assert_eq!(largest_n_ctx(|_| true), Some(most));
 }
 
 #[test]

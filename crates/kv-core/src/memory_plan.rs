@@ -25,6 +25,26 @@ use serde::Serialize;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::kv_type::KvType;
 use crate::layers::{LayerRows, RowLayout, StateRows};
+use crate::memory::MAX_N_CTX;
+
+/// The largest context length that fits, where all shorter ones do; `None` where none does.
+pub fn largest_n_ctx(fits: impl Fn(u32) -> bool) -> Option<u32> {
+    Some(largest_that_fits(MAX_N_CTX, fits)).filter(|&n_ctx| n_ctx > 0)
+}
+
+/// The largest number up to `most` that fits, where all smaller ones do; 0 is taken to fit.
+pub fn largest_that_fits(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    let (mut fitting, mut too_large) = (0, most.saturating_add(1));
+    while too_large - fitting > 1 {
+        let middle = fitting + (too_large - fitting) / 2;
+        if fits(middle) {
+            fitting = middle;
+        } else {
+            too_large = middle;
+        }
+    }
+    fitting
+}
 
 /// The contents of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]

@@ -1,10 +1,8 @@
 //! [`HeaderPlan`]: the bytes of a model's memory and weights, from its header. The numbers are
 //! those of the engine; what a backend adds (scratch memory, packed weights) is not among them.
 
-use cellar_engine::{
-    ConfigError, EngineConfig, HEAD_SNAPSHOTS, MAX_N_CTX, MemoryBudget, MemoryReport,
-};
-use kv_core::memory::Streams;
+use cellar_engine::{ConfigError, EngineConfig, HEAD_SNAPSHOTS, MemoryBudget, MemoryReport};
+use kv_core::memory::{MAX_N_CTX, Streams};
 use kv_core::{KvType, KvTypes, StateType};
 use model_core::architecture::Model;
 use serde::{Deserialize, Serialize};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use cellar_engine::serve::{EvictionPolicy, PrefixCaching};
-use cellar_engine::trace::{FleetConfig, MooncakeFormat, Router, TraceWriter};
+use cellar_trace::{FleetConfig, MooncakeFormat, Router, TraceWriter};
 use clap::{Args, ValueEnum};
 
 use super::byte_size::ByteSize;

@@ -14,10 +14,9 @@ use cellar::{
     BackendKind, BackendMemory, BackendPlan, DeviceReport, ModelWork, architectures, plan_memory,
     weight_shapes,
 };
-use cellar_engine::{
-    EngineConfig, MemoryBudget, MemoryReport, PromptOutputs, Speculation, largest_that_fits,
-};
+use cellar_engine::{EngineConfig, MemoryBudget, MemoryReport, PromptOutputs, Speculation};
 use kv_core::KvType;
+use kv_core::memory_plan::largest_n_ctx;
 use kv_graph::weights::WeightSource;
 use model_core::architecture::Model;
 use model_core::model_file::{OpenModel, tokenizer_spec};
@@ -280,7 +279,7 @@ fn largest_with_draft(
     room: u64,
 ) -> Option<u32> {
     let room = room.checked_sub(draft.taken.host.saturating_sub(draft.memory))?;
-    largest_that_fits(|n_ctx| {
+    largest_n_ctx(|n_ctx| {
         let config = EngineConfig {
             n_ctx: Some(n_ctx),
             ..config.clone()
@@ -451,7 +450,7 @@ mod tests {
             };
             let fits = sized(largest).settings(&*model).unwrap();
             assert!(fits.memory_bytes() <= budget, "{name}");
-            if largest < cellar_engine::MAX_N_CTX {
+            if largest < kv_core::memory::MAX_N_CTX {
                 let error = sized(largest + 1).settings(&*model).unwrap_err();
                 let cellar_engine::ConfigError::OverBudget {
                     largest_n_ctx,

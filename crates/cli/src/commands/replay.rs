@@ -8,7 +8,7 @@ mod experts;
 use std::io::{BufRead, BufReader, Write};
 
 use anyhow::Context;
-use cellar_engine::trace::{ReplayConfig, ReplayReport, Trace, replay_fleet};
+use cellar_trace::{ReplayConfig, ReplayReport, Trace, replay_fleet};
 use expert_cache::RouteTrace;
 use kv_core::BinaryUnits;
 use serde::Serialize;

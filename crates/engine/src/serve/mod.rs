@@ -40,9 +40,8 @@
 //!
 //! [`Service::watch`] looks at it while it runs: which cells of the memory belong to which requests
 //! ([`Frame`]), and what happens to them ([`ServiceEvent`]). [`ServiceExtras`] has two more
-//! observers: a trace, from which [`trace::replay`](crate::trace::replay) computes what another
-//! memory would do, and a [`BlockObserver`], which gets events of blocks of tokens as a router
-//! counts them.
+//! observers: a trace, from which `cellar_trace::replay` computes what another memory would do, and
+//! a [`BlockObserver`], which gets events of blocks of tokens as a router counts them.
 //!
 //! [`Service::save_prefixes`] writes the cached prefixes, and [`Service::restore_prefixes`] takes
 //! them back in another process. What the memory held of a request that has to wait goes to the

@@ -29,20 +29,6 @@ pub enum ServiceError {
         /// Why, in the system's words.
         reason: String,
     },
-    /// A trace is none that can be read.
-    #[error("the trace is wrong at byte {at}: {what}")]
-    Trace {
-        /// The place in the file, in bytes.
-        at: u64,
-        /// What is wrong.
-        what: String,
-    },
-    /// A trace that can be read cannot be replayed in this way.
-    #[error("the trace cannot be replayed in this way: {reason}")]
-    ReplayRefused {
-        /// Why.
-        reason: String,
-    },
     /// Saved prefixes are not what would be computed here.
     #[error("the cached prefixes are not restored: {reason}")]
     PrefixesRefused {

@@ -39,6 +39,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use cellar_scheduler::{Event, Micros, Outcome, RequestId, Scheduler, SchedulerConfig, Work};
+use cellar_trace::{TraceWriter, TracedMemory};
 use kv_backend::{Backend, RunProgress};
 use kv_core::memory::{Composite, Memory};
 use model_core::tokenizer::Tokenizer;
@@ -47,7 +48,6 @@ use crate::decode::Engine;
 use crate::draft_model::DraftModel;
 use crate::pictures::Tower;
 use crate::sampler;
-use crate::trace::TraceWriter;
 
 mod blocks;
 mod choices;
@@ -214,7 +214,13 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             None => scheduler,
         };
         if let Some(trace) = &mut trace {
-            let begun = trace.begin(engine.settings(), &limits);
+            let (layers, config) = engine.settings().memory_config();
+            let memory = TracedMemory {
+                layers,
+                config,
+                row_bytes: &engine.settings().row_bytes(),
+            };
+            let begun = trace.begin(&memory, &limits);
             begun.map_err(|error| ServiceError::TraceUnwritable {
                 reason: error.to_string(),
             })?;

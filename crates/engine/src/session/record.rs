@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cellar_scheduler::{Micros, Outcome, Request, RowReport, Scheduler, Step};
+use cellar_trace::TraceWriter;
 use kv_core::memory::Memory;
 
 use super::blocks::BlockTable;
@@ -15,7 +16,6 @@ use super::config::ExcerptLen;
 use super::frame::{EventKind, Frame};
 use super::text::LiveText;
 use super::watch::{FRAME_TIME, WatchHub};
-use crate::trace::{TraceEvent, TraceWriter};
 
 /// Tells watchers what the service's thread does.
 #[derive(Debug)]
@@ -75,10 +75,8 @@ impl Recorder {
     }
 
     pub(crate) fn record(&mut self, now: Micros, kind: EventKind) {
-        if let Some(trace) = &mut self.trace
-            && let Some(event) = TraceEvent::of(kind)
-        {
-            trace.event(now, event);
+        if let Some(trace) = &mut self.trace {
+            write(trace, now, kind);
         }
         self.hub.record(Duration::from_micros(now.0), kind);
     }
@@ -106,7 +104,7 @@ impl Recorder {
     /// Nothing more happens.
     pub(crate) fn stop(&mut self, now: Micros) {
         if let Some(trace) = &mut self.trace {
-            trace.event(now, TraceEvent::Stop);
+            trace.stop(now);
         }
     }
 
@@ -127,6 +125,27 @@ impl Recorder {
         self.is_stale = false;
         let frame = Frame::new(now, memory, scheduler, self.excerpts);
         self.hub.publish(frame);
+    }
+}
+
+/// Writes an event that is not written otherwise.
+fn write(trace: &mut TraceWriter, now: Micros, kind: EventKind) {
+    match kind {
+        EventKind::Refused { request } => trace.refused(now, request),
+        EventKind::Admitted {
+            request,
+            seq,
+            reuse,
+        } => trace.admitted(now, request, seq, &reuse),
+        EventKind::Resumed {
+            request,
+            seq,
+            reuse,
+        } => trace.resumed(now, request, seq, &reuse),
+        EventKind::Preempted { request, n_tokens } => trace.preempted(now, request, n_tokens),
+        EventKind::Cache(note) => trace.cache(now, note),
+        EventKind::Ended { request, end, .. } => trace.ended(now, request, end),
+        EventKind::Submitted { .. } | EventKind::FirstToken { .. } => {}
     }
 }
 

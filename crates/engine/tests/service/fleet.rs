@@ -5,9 +5,10 @@
 
 use std::num::NonZeroUsize;
 
-use cellar_engine::serve::{EvictionPolicy, ServiceError};
-use cellar_engine::trace::{
-    FleetConfig, FleetReport, MooncakeFormat, ReplayConfig, Router, Trace, replay, replay_fleet,
+use cellar_engine::serve::EvictionPolicy;
+use cellar_trace::{
+    FleetConfig, FleetReport, MooncakeFormat, ReplayConfig, Router, Trace, TraceError, replay,
+    replay_fleet,
 };
 
 use crate::service::models::{stories, tiny};
@@ -171,8 +172,7 @@ fn requests_of_a_service_are_replayed_by_several() {
             tier_bytes: Some(1 << 30),
             ..FleetConfig::default()
         };
-        let Err(ServiceError::ReplayRefused { reason }) = replay_fleet(&trace, &config, &fleet)
-        else {
+        let Err(TraceError::Refused { reason }) = replay_fleet(&trace, &config, &fleet) else {
             panic!("{} has a tier", case.name);
         };
         assert!(reason.contains("windows or recurrent states"), "{reason}");
@@ -207,7 +207,7 @@ fn what_is_wrong_in_a_trace_of_blocks_has_its_line() {
         ("Once upon a time", "no request of this format"),
     ] {
         let error = Trace::read_mooncake(format!("{good}\n{bad}\n").as_bytes(), &FORMAT);
-        let Err(ServiceError::Trace { at, what }) = error else {
+        let Err(TraceError::Wrong { at, what }) = error else {
             panic!("{bad} is taken");
         };
         assert_eq!(at, good.len() as u64 + 1, "{bad}");

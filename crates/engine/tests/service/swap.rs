@@ -7,8 +7,8 @@
 use cellar_engine::serve::{
     Counters, PrefixCaching, Service, ServiceConfig, ServiceExtras, SwapDisk, TextStream,
 };
-use cellar_engine::trace::{ReplayConfig, Trace, TraceWriter, replay};
 use cellar_engine::{ConfigError, EngineConfig};
+use cellar_trace::{ReplayConfig, Trace, TraceWriter, replay};
 use kv_core::KvType;
 use kv_cpu::CpuBackend;
 

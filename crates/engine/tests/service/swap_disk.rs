@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cellar_engine::serve::{Counters, ServiceConfig, SwapDir, SwapDisk, SwapFiles};
-use cellar_engine::trace::{ReplayConfig, Trace, replay};
+use cellar_trace::{ReplayConfig, Trace, replay};
 
 use crate::service::models::{Case, Generated, preempting};
 use crate::service::swap::{Room, alone, serve};

@@ -10,10 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use cellar_engine::EngineConfig;
 use cellar_engine::serve::{
-    Counters, EvictionPolicy, PrefixCaching, Service, ServiceConfig, ServiceError, ServiceExtras,
-    TextStream,
+    Counters, EvictionPolicy, PrefixCaching, Service, ServiceConfig, ServiceExtras, TextStream,
 };
-use cellar_engine::trace::{ReplayConfig, ReplayReport, Trace, TraceWriter, replay};
+use cellar_trace::{ReplayConfig, ReplayReport, Trace, TraceError, TraceWriter, replay};
 use kv_core::TokenId;
 
 use crate::service::models::{Case, last_counters, stories, tiny};
@@ -96,7 +95,7 @@ fn replay_with(trace: &Trace, config: ReplayConfig) -> ReplayReport {
 
 fn error_at(bytes: &[u8]) -> (u64, String) {
     match Trace::read(bytes) {
-        Err(ServiceError::Trace { at, what }) => (at, what),
+        Err(TraceError::Wrong { at, what }) => (at, what),
         other => panic!("{other:?}"),
     }
 }
@@ -168,7 +167,7 @@ fn a_smaller_budget_evicts_and_a_larger_one_does_not() {
     let n_ctx = trace.n_ctx_within(ample.memory_bytes).unwrap();
     assert_eq!(n_ctx, 2000);
     assert_eq!(trace.n_ctx_within(ample.memory_bytes - 1).unwrap(), 1999);
-    let Err(ServiceError::ReplayRefused { reason }) = trace.n_ctx_within(1) else {
+    let Err(TraceError::Refused { reason }) = trace.n_ctx_within(1) else {
         panic!("nothing fits a byte");
     };
     assert!(reason.contains("takes at least"), "{reason}");

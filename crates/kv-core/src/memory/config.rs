@@ -2,7 +2,7 @@
 //! that follow from it.
 //!
 //! Invariant: sizes are known, and refused where they are impossible, before anything is allocated.
-//! Knows nothing of bytes.
+//! Knows nothing of rows.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +12,12 @@ use super::unified::{Streams, UnifiedConfig};
 use crate::ids::{LayerIdx, MAX_SEQS, PartIdx};
 use crate::layers::{LayerError, LayerMap, LayerMemory};
 use crate::window::{Causality, Window};
+
+/// The largest context length: beyond it positions would not be countable.
+pub const MAX_N_CTX: u32 = 1 << 30;
+
+/// Bytes that are kept of each cell in addition to its rows: its sequences and position.
+pub const BYTES_PER_CELL: u64 = 128;
 
 /// The sizes of a memory, whatever the model's layers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -88,7 +88,7 @@ mod visible;
 pub use crate::cells::OwnedRun;
 pub use capacity::{CellUse, MemoryCapacity, PartCapacity, StateCapacity};
 pub use composite::{Composite, CompositeSlot, CompositeUndo};
-pub use config::{MemoryConfig, MemoryConfigError, RowCounts};
+pub use config::{BYTES_PER_CELL, MAX_N_CTX, MemoryConfig, MemoryConfigError, RowCounts};
 pub use edit::{Edit, Edited, Removal, Seqs};
 pub use encoder::batch_visibility;
 pub use inputs::{BatchVisibility, PartInputs};

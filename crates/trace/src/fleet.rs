@@ -9,11 +9,11 @@ use std::collections::BinaryHeap;
 
 use cellar_scheduler::Request;
 
-use super::reader::Trace;
-use super::replay::{FleetConfig, ReplayConfig, ReplayReport};
-use super::replica::Replica;
-use super::shared_tier::SharedTier;
-use crate::serve::ServiceError;
+use crate::error::TraceError;
+use crate::reader::Trace;
+use crate::replay::{FleetConfig, ReplayConfig, ReplayReport};
+use crate::replica::Replica;
+use crate::shared_tier::SharedTier;
 
 /// Which of several services a request goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub enum Router {
 const LEAD_PER_TOKEN: usize = 20;
 
 /// Services of a replay.
-pub(super) struct Fleet<'a> {
+pub(crate) struct Fleet<'a> {
     trace: &'a Trace,
     replicas: Vec<Replica<'a>>,
     router: Router,
@@ -60,12 +60,12 @@ impl<'a> Fleet<'a> {
     /// Services with empty memories.
     ///
     /// # Errors
-    /// As [`replay_fleet`](super::replay_fleet).
-    pub(super) fn new(
+    /// As [`replay_fleet`](crate::replay_fleet).
+    pub(crate) fn new(
         trace: &'a Trace,
         config: &ReplayConfig,
         fleet: &FleetConfig,
-    ) -> Result<Self, ServiceError> {
+    ) -> Result<Self, TraceError> {
         let replicas = (0..fleet.n_replicas.get()).map(|_| Replica::new(trace, config));
         let tier = fleet.tier_bytes.map(|bytes| SharedTier::new(trace, bytes));
         Ok(Self {
@@ -80,12 +80,12 @@ impl<'a> Fleet<'a> {
     }
 
     /// What came of the requests, in each service.
-    pub(super) fn reports(&self) -> impl Iterator<Item = ReplayReport> + '_ {
+    pub(crate) fn reports(&self) -> impl Iterator<Item = ReplayReport> + '_ {
         self.replicas.iter().map(Replica::report)
     }
 
     /// Goes on until nothing is left to do.
-    pub(super) fn run(&mut self) -> Result<(), ServiceError> {
+    pub(crate) fn run(&mut self) -> Result<(), TraceError> {
         loop {
             self.collect();
             let replicas = self.replicas.iter().enumerate();

@@ -1,5 +1,6 @@
-//! Traces: what a [`Service`](crate::serve::Service) was asked and what it did, in a file, and
-//! replays of them under another memory or policy.
+//! Traces: what an engine for many requests was asked and what it did, in a file, and replays of
+//! them under another memory or policy. Knows schedulers and memories, and neither engines nor
+//! models.
 //!
 //! A trace ([`TraceWriter`], [`Trace`]) is JSON lines: a header with the layout of the memory and
 //! the limits of the scheduler, then a line for each event, written as it happens. It has no text
@@ -16,7 +17,7 @@
 //! model.
 //!
 //! ```
-//! use cellar_engine::trace::{ReplayConfig, Trace, replay};
+//! use cellar_trace::{ReplayConfig, Trace, replay};
 //!
 //! fn hit_rates(path: &std::path::Path) -> Result<(), Box<dyn std::error::Error>> {
 //!     let trace = Trace::read(std::io::BufReader::new(std::fs::File::open(path)?))?;
@@ -29,6 +30,7 @@
 //! }
 //! ```
 
+mod error;
 mod fleet;
 mod layout;
 mod mooncake;
@@ -40,11 +42,11 @@ mod shared_tier;
 mod step_cost;
 mod writer;
 
+pub use error::TraceError;
 pub use fleet::Router;
+pub use layout::TracedMemory;
 pub use mooncake::MooncakeFormat;
 pub use reader::Trace;
 pub use record::TRACE_VERSION;
 pub use replay::{FleetConfig, FleetReport, ReplayConfig, ReplayReport, replay, replay_fleet};
 pub use writer::TraceWriter;
-
-pub(crate) use record::TraceEvent;

@@ -12,8 +12,7 @@ use kv_core::TokenId;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::layout::{MemoryShape, TraceLimits};
-use crate::serve::EventKind;
+use crate::layout::{MemoryShape, TraceLimits};
 
 /// The version of the format that is written and read.
 pub const TRACE_VERSION: u32 = 1;
@@ -256,34 +255,7 @@ impl<'de> Deserialize<'de> for PrefixHashes {
 pub(crate) const MAX_HASH: u32 = u32::MAX >> 1;
 
 impl TraceEvent {
-    /// An event of a service; `None` for one that is traced otherwise.
-    pub(crate) fn of(kind: EventKind) -> Option<Self> {
-        match kind {
-            EventKind::Refused { request } => Some(Self::Refuse { request: request.0 }),
-            EventKind::Admitted {
-                request,
-                seq,
-                reuse,
-            } => Some(Self::Admit(AdmittedRequest::new(request.0, seq.0, &reuse))),
-            EventKind::Resumed {
-                request,
-                seq,
-                reuse,
-            } => Some(Self::Resume(AdmittedRequest::new(request.0, seq.0, &reuse))),
-            EventKind::Preempted { request, n_tokens } => Some(Self::Preempt {
-                request: request.0,
-                n_tokens,
-            }),
-            EventKind::Cache(note) => Some(Self::of_cache(note)),
-            EventKind::Ended { request, end, .. } => Some(Self::End {
-                request: request.0,
-                end: end.into(),
-            }),
-            EventKind::Submitted { .. } | EventKind::FirstToken { .. } => None,
-        }
-    }
-
-    fn of_cache(note: Note) -> Self {
+    pub(crate) fn of_cache(note: Note) -> Self {
         match note {
             Note::Shared {
                 request,
@@ -357,7 +329,7 @@ impl TraceEvent {
 }
 
 impl AdmittedRequest {
-    fn new(request: u64, seq: u32, reuse: &Reuse) -> Self {
+    pub(crate) fn new(request: u64, seq: u32, reuse: &Reuse) -> Self {
         Self {
             request,
             seq,

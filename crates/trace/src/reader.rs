@@ -10,10 +10,10 @@ use std::io::BufRead;
 use cellar_scheduler::{Micros, PrefixUse, PromptRows, Request, RequestId, Salt, Tenant};
 use kv_core::TokenId;
 
-use super::record::{
+use crate::error::TraceError;
+use crate::record::{
     ChosenTokens, SubmittedRequest, TRACE_VERSION, TraceEvent, TraceHeader, TraceLine, TracedEnd,
 };
-use crate::serve::ServiceError;
 
 /// A trace that was read: the requests with their texts, and what the service did.
 #[derive(Clone, Debug)]
@@ -48,16 +48,16 @@ pub(crate) struct TracedText {
     pub(crate) tokens: Vec<TokenId>,
     /// How long after it came, and why; `None` where the trace ends before.
     pub(crate) end: Option<(Micros, TracedEnd)>,
-    pub(super) came_at: Micros,
+    pub(crate) came_at: Micros,
 }
 
 impl Trace {
     /// Reads a trace.
     ///
     /// # Errors
-    /// [`ServiceError::Trace`] with the place in the file, where it cannot be read, is no trace, is
+    /// [`TraceError::Wrong`] with the place in the file, where it cannot be read, is no trace, is
     /// of another version, or a line is wrong. Not where it was cut off: [`Trace::cut_off`].
-    pub fn read(mut input: impl BufRead) -> Result<Self, ServiceError> {
+    pub fn read(mut input: impl BufRead) -> Result<Self, TraceError> {
         let mut line = Vec::new();
         let mut at = 0;
         let header = match read_line(&mut input, &mut line, at)? {
@@ -91,7 +91,7 @@ impl Trace {
     }
 
     /// A trace without requests, whose tokens stand for so many each.
-    pub(super) fn new(header: TraceHeader, unit: u32) -> Self {
+    pub(crate) fn new(header: TraceHeader, unit: u32) -> Self {
         Self {
             header,
             unit,
@@ -213,7 +213,7 @@ impl Trace {
     }
 }
 
-fn header(line: &[u8]) -> Result<TraceHeader, ServiceError> {
+fn header(line: &[u8]) -> Result<TraceHeader, TraceError> {
     #[derive(serde::Deserialize)]
     struct Version {
         cellar_trace: u32,
@@ -239,11 +239,7 @@ enum LineEnd {
 }
 
 /// Reads a line, with its end.
-fn read_line(
-    input: &mut impl BufRead,
-    line: &mut Vec<u8>,
-    at: u64,
-) -> Result<LineEnd, ServiceError> {
+fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>, at: u64) -> Result<LineEnd, TraceError> {
     line.clear();
     let read = input.read_until(b'\n', line);
     read.map_err(|error| wrong(at, &error.to_string()))?;
@@ -254,8 +250,8 @@ fn read_line(
     })
 }
 
-pub(super) fn wrong(at: u64, what: &str) -> ServiceError {
-    ServiceError::Trace {
+pub(crate) fn wrong(at: u64, what: &str) -> TraceError {
+    TraceError::Wrong {
         at,
         what: what.to_owned(),
     }

@@ -10,15 +10,14 @@ use std::io::BufRead;
 
 use cellar_scheduler::{Micros, PrefixUse, Request, RequestId, Salt};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory};
-use kv_core::memory::{MemoryConfig, Streams, SwaSize};
+use kv_core::memory::{BYTES_PER_CELL, MemoryConfig, Streams, SwaSize};
 use kv_core::{Causality, MAX_SEQS, TokenId, Window};
 use serde::Deserialize;
 
-use super::layout::{MemoryShape, TraceLimits};
-use super::reader::{Trace, TracedRequest, TracedText, wrong};
-use super::record::{MAX_HASH, TRACE_VERSION, TraceHeader, TracedEnd};
-use crate::budget::BYTES_PER_CELL;
-use crate::serve::ServiceError;
+use crate::error::TraceError;
+use crate::layout::{MemoryShape, TraceLimits};
+use crate::reader::{Trace, TracedRequest, TracedText, wrong};
+use crate::record::{MAX_HASH, TRACE_VERSION, TraceHeader, TracedEnd};
 
 /// Cells that stand for a block, where it has more tokens.
 const BLOCK_CELLS: u32 = 16;
@@ -48,19 +47,16 @@ impl Trace {
     /// Reads a trace of Mooncake's format: JSON lines with `timestamp` (milliseconds),
     /// `input_length` (tokens) and `hash_ids` (a number for each block of the prompt, which stands
     /// for the block and all before it). The context of the memory is that of a
-    /// [`ReplayConfig`](super::ReplayConfig), as the trace has none.
+    /// [`ReplayConfig`](crate::ReplayConfig), as the trace has none.
     ///
     /// # Errors
-    /// [`ServiceError::Trace`] with the line that is wrong; [`ServiceError::ReplayRefused`] where
+    /// [`TraceError::Wrong`] with the line that is wrong; [`TraceError::Refused`] where
     /// blocks have a size that cannot be replayed.
-    pub fn read_mooncake(
-        input: impl BufRead,
-        format: &MooncakeFormat,
-    ) -> Result<Self, ServiceError> {
+    pub fn read_mooncake(input: impl BufRead, format: &MooncakeFormat) -> Result<Self, TraceError> {
         let tokens_per_block = format.tokens_per_block;
         let block_cells = tokens_per_block.clamp(1, BLOCK_CELLS);
         if tokens_per_block == 0 || !tokens_per_block.is_multiple_of(block_cells) {
-            return Err(ServiceError::ReplayRefused {
+            return Err(TraceError::Refused {
                 reason: format!(
                     "blocks of {tokens_per_block} tokens: at most {BLOCK_CELLS} or a multiple of it \
                      is needed"
@@ -102,7 +98,7 @@ impl Trace {
         let n_used = blocks.numbers.len() as u64 * u64::from(block_cells);
         if n_used + trace.requests.len() as u64 > u64::from(MAX_HASH) {
             let what = format!("{} different blocks are too many", blocks.numbers.len());
-            return Err(ServiceError::ReplayRefused { reason: what });
+            return Err(TraceError::Refused { reason: what });
         }
         trace.micros = last;
         Ok(trace)

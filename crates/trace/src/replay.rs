@@ -12,12 +12,13 @@ use std::num::NonZeroUsize;
 use cellar_scheduler::PrefixCaching;
 use serde::Serialize;
 
-use super::fleet::{Fleet, Router};
-use super::layout::TracedPolicy;
-use super::reader::Trace;
-use super::record::{TraceEvent, TracedDrop, TracedWay};
-use super::step_cost::{Measured, StepCost};
-use crate::serve::{EvictionPolicy, ServiceError};
+use crate::error::TraceError;
+use crate::fleet::{Fleet, Router};
+use crate::layout::TracedPolicy;
+use crate::reader::Trace;
+use crate::record::{TraceEvent, TracedDrop, TracedWay};
+use crate::step_cost::{Measured, StepCost};
+use cellar_scheduler::EvictionPolicy;
 
 /// What is different in a replay; the [default](ReplayConfig::default) is as in the trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,7 +93,7 @@ impl ReplayReport {
     }
 
     /// The same in tokens, where the numbers are those of larger units.
-    pub(super) fn scaled(self, n_tokens: u32) -> Self {
+    pub(crate) fn scaled(self, n_tokens: u32) -> Self {
         let n = n_tokens as usize;
         Self {
             n_ctx: self.n_ctx.saturating_mul(n_tokens),
@@ -177,14 +178,14 @@ impl Trace {
     /// The longest context whose memory takes at most so many bytes.
     ///
     /// # Errors
-    /// [`ServiceError::ReplayRefused`] where not even one token fits.
-    pub fn n_ctx_within(&self, n_bytes: u64) -> Result<u32, ServiceError> {
+    /// [`TraceError::Refused`] where not even one token fits.
+    pub fn n_ctx_within(&self, n_bytes: u64) -> Result<u32, TraceError> {
         let memory = &self.header.memory;
         let n_cells = memory.largest_n_ctx(n_bytes);
         let n_tokens = n_cells.map(|n| n.saturating_mul(self.unit));
         n_tokens.ok_or_else(|| {
             let least = memory.with_n_ctx(1).bytes().unwrap_or(u64::MAX);
-            ServiceError::ReplayRefused {
+            TraceError::Refused {
                 reason: format!(
                     "the memory of this model takes at least {least} bytes, and {n_bytes} are given"
                 ),
@@ -267,7 +268,7 @@ impl Trace {
         events.any(|event| matches!(event, TraceEvent::Step(step) if step.n_drafted > 0))
     }
 
-    pub(super) fn step_cost(&self) -> StepCost {
+    pub(crate) fn step_cost(&self) -> StepCost {
         StepCost::fit(self.events.iter().filter_map(|event| match event {
             TraceEvent::Step(step) => Some(Measured {
                 n_tokens: step.n_tokens,
@@ -282,7 +283,7 @@ impl Trace {
 ///
 /// # Errors
 /// As [`replay_fleet`], but for those of the tier.
-pub fn replay(trace: &Trace, config: &ReplayConfig) -> Result<ReplayReport, ServiceError> {
+pub fn replay(trace: &Trace, config: &ReplayConfig) -> Result<ReplayReport, TraceError> {
     replay_fleet(trace, config, &FleetConfig::default()).map(|report| report.total())
 }
 
@@ -290,15 +291,15 @@ pub fn replay(trace: &Trace, config: &ReplayConfig) -> Result<ReplayReport, Serv
 /// together.
 ///
 /// # Errors
-/// [`ServiceError::Engine`] where there is no memory of this size, or it refuses what the scheduler
-/// planned, which no sound trace leads to; [`ServiceError::Refused`] where the
-/// limits of the trace suit no scheduler; [`ServiceError::ReplayRefused`] where there is a tier and
-/// layers of the model have windows or states.
+/// [`TraceError::NoMemory`] where there is no memory of this size; [`TraceError::Memory`] where it
+/// refuses what the scheduler planned, which no sound trace leads to; [`TraceError::Scheduler`]
+/// where the limits of the trace suit no scheduler; [`TraceError::Refused`] where there is a tier
+/// and layers of the model have windows or states.
 pub fn replay_fleet(
     trace: &Trace,
     config: &ReplayConfig,
     fleet: &FleetConfig,
-) -> Result<FleetReport, ServiceError> {
+) -> Result<FleetReport, TraceError> {
     let mut replayed = Fleet::new(trace, config, fleet)?;
     replayed.run()?;
     let reports = replayed.reports();
@@ -308,7 +309,7 @@ pub fn replay_fleet(
 
 impl TracedPolicy {
     /// The same with what is chosen.
-    pub(super) fn with(
+    pub(crate) fn with(
         self,
         caching: Option<PrefixCaching>,
         eviction: Option<EvictionPolicy>,

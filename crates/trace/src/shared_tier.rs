@@ -11,12 +11,12 @@ use cellar_scheduler::{PrefixUse, Request};
 use kv_core::TokenId;
 use kv_core::Window;
 
-use super::reader::Trace;
-use super::replica::EndedText;
-use crate::serve::ServiceError;
+use crate::error::TraceError;
+use crate::reader::Trace;
+use crate::replica::EndedText;
 
 /// A store that the services of a replay share.
-pub(super) struct SharedTier {
+pub(crate) struct SharedTier {
     key: StoreKey,
     ledger: Ledger,
     max_bytes: u64,
@@ -31,13 +31,13 @@ impl SharedTier {
     /// An empty store for the model of a trace.
     ///
     /// # Errors
-    /// [`ServiceError::ReplayRefused`] where layers of the model have windows or states, whose
+    /// [`TraceError::Refused`] where layers of the model have windows or states, whose
     /// prefixes begin at kept ends only.
-    pub(super) fn new(trace: &Trace, max_bytes: u64) -> Result<Self, ServiceError> {
+    pub(crate) fn new(trace: &Trace, max_bytes: u64) -> Result<Self, TraceError> {
         let memory = &trace.header.memory;
         let parts = memory.layers.parts();
         if memory.state_bytes > 0 || parts.iter().any(|part| part.window != Window::Full) {
-            return Err(ServiceError::ReplayRefused {
+            return Err(TraceError::Refused {
                 reason:
                     "a tier is replayed for models whose layers all see all tokens, and this one \
                          has windows or recurrent states"
@@ -45,7 +45,7 @@ impl SharedTier {
             });
         }
         // Names are compared with each other alone, and a replay is the same each time.
-        let key = StoreKey::new(&[0; MIN_SECRET]).map_err(|error| ServiceError::ReplayRefused {
+        let key = StoreKey::new(&[0; MIN_SECRET]).map_err(|error| TraceError::Refused {
             reason: error.to_string(),
         })?;
         let unit = trace.unit as usize;
@@ -60,7 +60,7 @@ impl SharedTier {
     }
 
     /// Number of the first tokens of a request's prompt that are there. They count as used.
-    pub(super) fn find(&mut self, request: &Request) -> usize {
+    pub(crate) fn find(&mut self, request: &Request) -> usize {
         let most = request.prompt.len().saturating_sub(1);
         let groups = self.groups(request.prefix, &request.prompt[..most]);
         let n_found = self.n_there(&groups.whole);
@@ -80,7 +80,7 @@ impl SharedTier {
     }
 
     /// Keeps what is cached of a text that ended.
-    pub(super) fn publish(&mut self, text: &EndedText<'_>) {
+    pub(crate) fn publish(&mut self, text: &EndedText<'_>) {
         let request = &text.request.request;
         let tokens = [&request.prompt[..], text.chosen].concat();
         let groups = self.groups(request.prefix, &tokens);

@@ -1,22 +1,31 @@
 //! [`MemoryShape`]: what a trace says of the memory, so that a replay can make one of another size,
 //! and [`TraceLimits`]: what it says of the scheduler.
 //!
-//! Invariant: bytes are counted as [`Settings::memory_bytes`](crate::Settings::memory_bytes) counts
-//! them. Knows no weights.
+//! Invariant: bytes are counted as an engine counts those of its memory. Knows no weights.
 
 use std::num::NonZeroU32;
 
 use cellar_scheduler::{EvictionPolicy, Micros, PrefixCaching, RowBytes, SchedulerConfig};
 use kv_core::batch::BatchRules;
 use kv_core::layers::LayerMap;
-use kv_core::memory::{Composite, MemoryConfig, MemoryConfigError, Snapshot};
+use kv_core::memory::{BYTES_PER_CELL, Composite, MemoryConfig, MemoryConfigError, Snapshot};
+use kv_core::memory_plan::largest_n_ctx;
 use serde::{Deserialize, Serialize};
 
-use super::record::MAX_HASH;
-use crate::budget::{BYTES_PER_CELL, largest_that_fits};
-use crate::config::Settings;
+use crate::record::MAX_HASH;
 
-/// The memory of a service, as far as its size matters.
+/// The memory of an engine that is traced.
+#[derive(Clone, Copy, Debug)]
+pub struct TracedMemory<'a> {
+    /// What each layer remembers.
+    pub layers: &'a LayerMap,
+    /// Its sizes.
+    pub config: &'a MemoryConfig,
+    /// Bytes of a row of each kind, over all layers.
+    pub row_bytes: &'a RowBytes,
+}
+
+/// The memory of a trace, as far as its size matters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MemoryShape {
     /// What each layer remembers.
@@ -29,14 +38,12 @@ pub(crate) struct MemoryShape {
 }
 
 impl MemoryShape {
-    pub(crate) fn of(settings: &Settings) -> Self {
-        let (layers, config) = settings.memory_config();
-        let bytes = settings.row_bytes();
+    pub(crate) fn new(memory: &TracedMemory<'_>) -> Self {
         Self {
-            layers: layers.clone(),
-            config: *config,
-            cell_bytes: bytes.cells,
-            state_bytes: bytes.state.unwrap_or(0),
+            layers: memory.layers.clone(),
+            config: *memory.config,
+            cell_bytes: memory.row_bytes.cells.clone(),
+            state_bytes: memory.row_bytes.state.unwrap_or(0),
         }
     }
 
@@ -62,7 +69,7 @@ impl MemoryShape {
 
     /// The longest context whose memory takes at most so many bytes; `None` where none does.
     pub(crate) fn largest_n_ctx(&self, n_bytes: u64) -> Option<u32> {
-        largest_that_fits(|n_ctx| {
+        largest_n_ctx(|n_ctx| {
             let bytes = self.with_n_ctx(n_ctx).bytes();
             bytes.is_ok_and(|bytes| bytes <= n_bytes)
         })

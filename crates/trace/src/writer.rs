@@ -10,20 +10,19 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 
 use cellar_scheduler::{
-    Micros, PrefixUse, Progress, PromptRows, Request, RequestId, RowReport, Salt, SchedulerConfig,
-    Step, TenantId,
+    End, Micros, Note, PrefixUse, Progress, PromptRows, Request, RequestId, Reuse, RowReport, Salt,
+    SchedulerConfig, Step, TenantId,
 };
-use kv_core::TokenId;
+use kv_core::{SeqId, TokenId};
 use serde::Serialize;
 
-use super::layout::{MemoryShape, TraceLimits};
-use super::record::{
-    ChosenTokens, ComputedStep, MAX_HASH, PrefixHashes, SubmittedRequest, TRACE_VERSION,
-    TraceEvent, TraceHeader, TraceLine, TracedTenant,
+use crate::layout::{MemoryShape, TraceLimits, TracedMemory};
+use crate::record::{
+    AdmittedRequest, ChosenTokens, ComputedStep, MAX_HASH, PrefixHashes, SubmittedRequest,
+    TRACE_VERSION, TraceEvent, TraceHeader, TraceLine, TracedTenant,
 };
-use crate::config::Settings;
 
-/// Where a service writes its trace: [`ServiceExtras::trace`](crate::serve::ServiceExtras).
+/// Where an engine for many requests writes what it was asked and what it did.
 pub struct TraceWriter {
     /// `None` after an error.
     out: Option<Box<dyn Write + Send>>,
@@ -60,20 +59,58 @@ impl TraceWriter {
     }
 
     /// Writes the first line.
-    pub(crate) fn begin(
-        &mut self,
-        settings: &Settings,
-        config: &SchedulerConfig,
-    ) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn begin(&mut self, memory: &TracedMemory<'_>, config: &SchedulerConfig) -> io::Result<()> {
         self.write(&TraceHeader {
             cellar_trace: TRACE_VERSION,
-            memory: MemoryShape::of(settings),
+            memory: MemoryShape::new(memory),
             limits: TraceLimits::of(config),
         })
     }
 
-    /// Writes an event.
-    pub(crate) fn event(&mut self, at: Micros, event: TraceEvent) {
+    /// The scheduler did not take a request.
+    pub fn refused(&mut self, at: Micros, request: RequestId) {
+        let request = request.0;
+        self.event(at, TraceEvent::Refuse { request });
+    }
+
+    /// A request was given a sequence for the first time.
+    pub fn admitted(&mut self, at: Micros, request: RequestId, seq: SeqId, reuse: &Reuse) {
+        let admitted = AdmittedRequest::new(request.0, seq.0, reuse);
+        self.event(at, TraceEvent::Admit(admitted));
+    }
+
+    /// A request was given a sequence again after a preemption.
+    pub fn resumed(&mut self, at: Micros, request: RequestId, seq: SeqId, reuse: &Reuse) {
+        let admitted = AdmittedRequest::new(request.0, seq.0, reuse);
+        self.event(at, TraceEvent::Resume(admitted));
+    }
+
+    /// The sequence of a request was taken from it: so many tokens have to be computed again.
+    pub fn preempted(&mut self, at: Micros, request: RequestId, n_tokens: usize) {
+        let request = request.0;
+        self.event(at, TraceEvent::Preempt { request, n_tokens });
+    }
+
+    /// Something happened to cached prefixes.
+    pub fn cache(&mut self, at: Micros, note: Note) {
+        self.event(at, TraceEvent::of_cache(note));
+    }
+
+    /// A request has ended.
+    pub fn ended(&mut self, at: Micros, request: RequestId, end: End) {
+        let (request, end) = (request.0, end.into());
+        self.event(at, TraceEvent::End { request, end });
+    }
+
+    /// Nothing follows.
+    pub fn stop(&mut self, at: Micros) {
+        self.event(at, TraceEvent::Stop);
+    }
+
+    fn event(&mut self, at: Micros, event: TraceEvent) {
         if let TraceEvent::End { request, .. } | TraceEvent::Refuse { request } = event {
             self.texts.remove(&RequestId(request));
         }
@@ -84,7 +121,7 @@ impl TraceWriter {
     }
 
     /// Writes that a request came.
-    pub(crate) fn submit(&mut self, at: Micros, request: &Request) {
+    pub fn submit(&mut self, at: Micros, request: &Request) {
         let next_salt = self.salts.len() as u64;
         let salt = match request.prefix {
             PrefixUse::Off => None,
@@ -109,7 +146,7 @@ impl TraceWriter {
     }
 
     /// Writes that a step was computed, and what was chosen from its rows.
-    pub(crate) fn step(&mut self, at: Micros, step: &Step, rows: &[RowReport], took: Micros) {
+    pub fn step(&mut self, at: Micros, step: &Step, rows: &[RowReport], took: Micros) {
         let mut chosen: Vec<ChosenTokens> = Vec::new();
         for row in rows {
             let Progress::Token(token) = row.progress else {

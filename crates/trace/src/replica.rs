@@ -15,16 +15,15 @@ use kv_core::memory::{
 };
 use kv_core::{SeqId, TokenId};
 
-use super::layout::MemoryShape;
-use super::reader::{Trace, TracedRequest, TracedText};
-use super::record::TracedEnd;
-use super::replay::{ReplayConfig, ReplayReport};
-use super::step_cost::StepCost;
-use crate::error::EngineError;
-use crate::serve::ServiceError;
+use crate::error::TraceError;
+use crate::layout::MemoryShape;
+use crate::reader::{Trace, TracedRequest, TracedText};
+use crate::record::TracedEnd;
+use crate::replay::{ReplayConfig, ReplayReport};
+use crate::step_cost::StepCost;
 
 /// One service of a replay.
-pub(super) struct Replica<'a> {
+pub(crate) struct Replica<'a> {
     shape: MemoryShape,
     memory: Composite,
     scheduler: Scheduler,
@@ -68,24 +67,22 @@ struct QueuedPrompt {
 }
 
 /// A text that ended, with what its cells hold.
-pub(super) struct EndedText<'a> {
-    pub(super) request: &'a TracedRequest,
+pub(crate) struct EndedText<'a> {
+    pub(crate) request: &'a TracedRequest,
     /// The tokens that were chosen for it.
-    pub(super) chosen: &'a [TokenId],
+    pub(crate) chosen: &'a [TokenId],
 }
 
 impl<'a> Replica<'a> {
     /// An idle service with an empty memory.
-    pub(super) fn new(trace: &Trace, config: &ReplayConfig) -> Result<Self, ServiceError> {
+    pub(crate) fn new(trace: &Trace, config: &ReplayConfig) -> Result<Self, TraceError> {
         let shape = match config.n_ctx {
             Some(n_ctx) => trace.header.memory.with_n_ctx((n_ctx / trace.unit).max(1)),
             None => trace.header.memory.clone(),
         };
         let limits = &trace.header.limits;
         let policy = limits.policy.with(config.prefix_cache, config.eviction);
-        let memory = shape
-            .memory()
-            .map_err(|error| EngineError::from(crate::ConfigError::from(error)))?;
+        let memory = shape.memory()?;
         let limits = limits.scheduler(&shape.config, policy);
         let limits = SchedulerConfig {
             swap_bytes: config.swap_bytes.unwrap_or(limits.swap_bytes),
@@ -119,37 +116,37 @@ impl<'a> Replica<'a> {
     }
 
     /// The time that its last step ended.
-    pub(super) fn now(&self) -> u64 {
+    pub(crate) fn now(&self) -> u64 {
         self.now
     }
 
     /// Whether it has nothing to do before something comes.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.is_idle
     }
 
     /// Prompt tokens that it has computed, or will as far as is known.
-    pub(super) fn work(&self) -> usize {
+    pub(crate) fn work(&self) -> usize {
         self.report.n_prompt_computed() + self.n_queued
     }
 
     /// Number of the first of these tokens that it has.
-    pub(super) fn n_held(&self, prefix: PrefixUse, tokens: &[TokenId]) -> usize {
+    pub(crate) fn n_held(&self, prefix: PrefixUse, tokens: &[TokenId]) -> usize {
         self.scheduler.n_held(&self.memory, prefix, tokens)
     }
 
     /// When texts ended, or were refused, since the call before.
-    pub(super) fn take_end_times(&mut self) -> Vec<u64> {
+    pub(crate) fn take_end_times(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.end_times)
     }
 
     /// The texts that ended since the call before.
-    pub(super) fn take_ended(&mut self) -> Vec<EndedText<'a>> {
+    pub(crate) fn take_ended(&mut self) -> Vec<EndedText<'a>> {
         std::mem::take(&mut self.ended)
     }
 
     /// What came of its requests until now.
-    pub(super) fn report(&self) -> ReplayReport {
+    pub(crate) fn report(&self) -> ReplayReport {
         ReplayReport {
             micros: self.now,
             ..self.report
@@ -157,7 +154,7 @@ impl<'a> Replica<'a> {
     }
 
     /// A request comes at a time, of whose prompt a shared tier has the first tokens.
-    pub(super) fn submit(
+    pub(crate) fn submit(
         &mut self,
         time: u64,
         traced: &'a TracedRequest,
@@ -195,13 +192,13 @@ impl<'a> Replica<'a> {
     }
 
     /// Time has passed while nothing ran.
-    pub(super) fn wake(&mut self, time: u64) {
+    pub(crate) fn wake(&mut self, time: u64) {
         self.now = self.now.max(time);
         self.is_idle = self.is_idle && self.live.is_empty();
     }
 
     /// Cancels the texts that were cancelled before their first token, when it is time.
-    pub(super) fn cancel(&mut self) {
+    pub(crate) fn cancel(&mut self) {
         let now = self.now;
         let is_due = |live: &LiveReplay<'_>| live.cancel_time().is_some_and(|time| time <= now);
         let due = self.live.iter().filter(|(_, live)| is_due(live));
@@ -213,12 +210,12 @@ impl<'a> Replica<'a> {
     }
 
     /// When something is cancelled, while nothing runs.
-    pub(super) fn next_cancel(&self) -> Option<u64> {
+    pub(crate) fn next_cancel(&self) -> Option<u64> {
         self.live.values().filter_map(LiveReplay::cancel_time).min()
     }
 
     /// Does what the scheduler plans next.
-    pub(super) fn step(&mut self) -> Result<(), ServiceError> {
+    pub(crate) fn step(&mut self) -> Result<(), TraceError> {
         self.is_idle = false;
         let plan = self.scheduler.next(Micros(self.now), &self.memory);
         self.take(plan.outcomes);
@@ -240,18 +237,17 @@ impl<'a> Replica<'a> {
         Ok(())
     }
 
-    fn edit(&mut self, edit: Edit) -> Result<(), ServiceError> {
-        let _no_rows = self.memory.apply(edit).map_err(EngineError::from)?;
+    fn edit(&mut self, edit: Edit) -> Result<(), TraceError> {
+        let _no_rows = self.memory.apply(edit)?;
         Ok(())
     }
 
     /// Keeps what the memory holds of a request; its bytes are those of the rows alone.
-    fn swap_out(&mut self, swap: &Swap, limit: u64) -> Result<(), ServiceError> {
+    fn swap_out(&mut self, swap: &Swap, limit: u64) -> Result<(), TraceError> {
         swap.before_saving()
             .map_or(Ok(()), |edit| self.edit(edit))?;
         let seq = swap.swapped_seq();
-        let snapshot = self.memory.snapshot(Seqs::One(seq));
-        let snapshot = snapshot.map_err(EngineError::from)?;
+        let snapshot = self.memory.snapshot(Seqs::One(seq))?;
         swap.at_the_end().map_or(Ok(()), |edit| self.edit(edit))?;
         let n_bytes = self.shape.bytes_of(&snapshot);
         let is_saved = n_bytes <= limit;
@@ -264,7 +260,7 @@ impl<'a> Replica<'a> {
         Ok(())
     }
 
-    fn swap_in(&mut self, swap: &Swap) -> Result<(), ServiceError> {
+    fn swap_in(&mut self, swap: &Swap) -> Result<(), TraceError> {
         let request = swap.request;
         let to = swap.swapped_seq();
         let restored = self.saved.get(&request).map(|&(from, ref snapshot)| {
@@ -274,7 +270,7 @@ impl<'a> Replica<'a> {
         let result = match restored {
             Some(Ok(())) => SwappedIn::Restored,
             Some(Err(Refusal::NoRoom(_) | Refusal::NoStateRoom(_))) => SwappedIn::NoRoom,
-            Some(Err(error)) => return Err(EngineError::from(error).into()),
+            Some(Err(error)) => return Err(error.into()),
             None => SwappedIn::Lost,
         };
         if result == SwappedIn::Restored {
