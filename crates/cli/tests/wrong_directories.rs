@@ -385,6 +385,27 @@ fn several_files_in_16_bits_are_one_model() {
     assert!(text.starts_with("Once"), "{text}");
 }
 
+/// A config that ties an output matrix of its own to the embedding is wrong: the matrix is used.
+#[test]
+fn a_tied_output_matrix_with_other_values_is_used() {
+    let copy = copy();
+    let config = copy.path().join("config.json");
+    let has_output = || {
+        let file = HfDirectory::open(copy.path(), &registry()).unwrap();
+        file.weights().describe("output.weight").is_ok()
+    };
+    edit_json(&config, |config| {
+        config["tie_word_embeddings"] = Value::Bool(true)
+    });
+    assert!(has_output());
+    let path = copy.path().join("model.safetensors");
+    let mut all = tensors(&path);
+    let embedding = all["model.embed_tokens.weight"].clone();
+    all.insert("lm_head.weight".to_owned(), embedding);
+    write(&path, &all, Dtype::F32);
+    assert!(!has_output());
+}
+
 /// For this class `null` is another computation than an absent key.
 #[test]
 fn weights_of_dbrx_that_are_not_normalized_are_refused() {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kv_graph::weights::WeightSource;
+use kv_graph::weights::{Weight, WeightSource};
 
 use super::config::Bounds;
 use super::files::TensorFiles;
@@ -274,10 +274,40 @@ fn check_embedding(config: &HfConfig, weights: &HfWeights) -> Result<(), ModelFi
     }
 }
 
-/// Drops an output matrix that the config ties to the embedding, and requires one that it does not.
+/// True if two weights have the same values in the same form.
+fn are_equal(a: &Weight, b: &Weight) -> bool {
+    const CHUNK: usize = 1 << 20;
+    if (a.shape(), a.format()) != (b.shape(), b.format()) {
+        return false;
+    }
+    let (mut of_a, mut of_b) = (vec![0; CHUNK], vec![0; CHUNK]);
+    let n_bytes = a.bytes().len();
+    (0..n_bytes).step_by(CHUNK).all(|start| {
+        let n = CHUNK.min(n_bytes - start);
+        let (of_a, of_b) = (&mut of_a[..n], &mut of_b[..n]);
+        a.bytes().copy(start, of_a) && b.bytes().copy(start, of_b) && of_a == of_b
+    })
+}
+
+/// Drops an output matrix that is the embedding, where the config ties them, and requires one where
+/// it does not. A tied matrix with other values is used, as in transformers 5: files of models that
+/// were trained further or saved again have such configs.
 fn tie(config: &HfConfig, weights: &mut HfWeights) -> Result<(), ModelFileError> {
     match config.optional_flag("tie_word_embeddings")? {
-        Some(true) => weights.forget(OUTPUT),
+        Some(true) => {
+            let (output, embedding) = (weights.get(OUTPUT), weights.get(TOKEN_EMBEDDING));
+            match (output, embedding) {
+                (Some(output), Some(embedding)) if !are_equal(&output, &embedding) => {
+                    let name = weights.name_in_files(OUTPUT).unwrap_or_default();
+                    tracing::warn!(
+                        "'tie_word_embeddings' in {} is true, but '{name}' is not the embedding: it \
+                         is used",
+                        config.file()
+                    );
+                }
+                _ => weights.forget(OUTPUT),
+            }
+        }
         Some(false) if weights.describe(OUTPUT).is_err() => {
             if let Some(name) = weights.name_in_files(OUTPUT) {
                 let reason = format!(
