@@ -15,6 +15,9 @@ use crate::machine;
 /// The longest text that is read.
 const MAX_TEXT: u64 = 256 << 20;
 
+/// What some editors write before a text.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// Whether this path is standard input.
 pub(crate) fn is_stdin(path: &Path) -> bool {
     ["-", "/dev/stdin"]
@@ -108,7 +111,7 @@ pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
     text.with_context(|| format!("cannot read '{}'", path.display()))
 }
 
-/// The UTF-8 text that a reader gives.
+/// The UTF-8 text that a reader gives, without a byte order mark.
 ///
 /// # Errors
 /// Where it cannot be read, is longer than 256 MiB, or is no text.
@@ -123,6 +126,9 @@ pub(crate) fn read_text(reader: impl Read) -> anyhow::Result<String> {
     };
     if n_read as u64 > MAX_TEXT {
         bail!("it is longer than {}", machine::bytes(MAX_TEXT));
+    }
+    if text.starts_with(BYTE_ORDER_MARK) {
+        text.drain(..BYTE_ORDER_MARK.len_utf8());
     }
     Ok(text)
 }

@@ -256,6 +256,14 @@ pub(crate) fn continues_texts(file: &OpenModel) -> anyhow::Result<()> {
 /// A usage error where it has an encoder, or as [`continues_texts`].
 pub(crate) fn continues_without_source(file: &OpenModel) -> anyhow::Result<()> {
     continues_texts(file)?;
+    needs_no_source(file)
+}
+
+/// Checks that a model computes tokens without a source.
+///
+/// # Errors
+/// A usage error where it has an encoder of a source.
+pub(crate) fn needs_no_source(file: &OpenModel) -> anyhow::Result<()> {
     match file.model().source_encoder() {
         None => Ok(()),
         Some(_) => usage(format!(

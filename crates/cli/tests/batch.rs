@@ -192,6 +192,39 @@ fn an_output_is_continued() {
     assert!(message.contains("line 1 is not answer 0"), "{message}");
 }
 
+/// Answers of other requests are not continued, nor a file that another program writes.
+#[test]
+fn an_output_of_others_is_not_continued() {
+    let line = |name: &str| json!({"id": name, "prompt": "Once", "max_tokens": 2});
+    let openai = |name: &str| json!({"custom_id": name, "body": {"prompt": "a", "max_tokens": -1}});
+    for (mine, other) in [
+        ([line("a"), line("b")], [line("c"), line("b")]),
+        ([openai("a"), openai("b")], [openai("c"), openai("b")]),
+    ] {
+        let (mine, other) = (Files::new(&mine), Files::new(&other));
+        let out = mine.arg("out");
+        let args = ["batch", "-c", "64", "-o", &out, "-f"];
+        output(&[&args[..], &[&mine.arg("in")]].concat());
+        let before = std::fs::read_to_string(&out).unwrap();
+        let (code, message) = failure(&[&args[..], &[&other.arg("in"), "--resume"]].concat());
+        assert_eq!(code, 1);
+        let wanted = "line 1 answers another request";
+        assert!(
+            message.contains(wanted) && message.contains("\"c\""),
+            "{message}"
+        );
+        let file = std::fs::File::open(&out).unwrap();
+        file.lock().unwrap();
+        let (code, message) = failure(&[&args[..], &[&mine.arg("in")]].concat());
+        assert_eq!(code, 1);
+        assert!(
+            message.contains("another program writes answers"),
+            "{message}"
+        );
+        assert_eq!(std::fs::read_to_string(&out).unwrap(), before);
+    }
+}
+
 /// The requests, the answers of another run, and what stdout holds already, survive.
 #[test]
 fn what_is_there_is_not_destroyed() {
@@ -231,6 +264,10 @@ fn lines_that_are_no_requests_are_refused_with_their_number() {
         ("{\"prompt\": 3}", "line 2: invalid type"),
         ("{\"prompt\": \"a\"", "line 2: EOF"),
         ("{\"prompt\": \"a\", \"m\": 2}", "line 2: unknown field `m`"),
+        (
+            "{\"prompt\": \"a\", \"max_tokens\": -2}",
+            "line 2: \"max_tokens\" is -2: it must be at least 0, or -1 for no limit in column 33",
+        ),
         (
             "{\"prompt\": \"a\", \"n\": 0}",
             "line 2: n is 0: it must be",

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::support::{cellar, directory, output};
+use kv_graph::weights::WeightSource;
 use model_core::architecture::Registry;
 use model_core::directory::HfDirectory;
 use model_core::model_file::ModelFile;
@@ -369,7 +370,6 @@ fn several_files_in_16_bits_are_one_model() {
     let sound = directory("mistral_swa8");
     let [sharded, single] =
         [&copy, &sound].map(|dir| HfDirectory::open(dir.path(), &registry()).unwrap());
-    use kv_graph::weights::WeightSource;
     assert_eq!(sharded.weights().names(), single.weights().names());
     for name in single.weights().names() {
         let [a, b] = [&sharded, &single].map(|dir| dir.weights().require(&name).unwrap());

@@ -33,6 +33,16 @@ pub fn numbered_lines(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     lines.filter(|(_, line)| !line.trim_ascii().is_empty())
 }
 
+/// What is wrong with the JSON of one line, and in which column.
+pub fn json_fault(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    match message.strip_suffix(&place) {
+        Some(what) => format!("{what} in column {}", error.column()),
+        None => message,
+    }
+}
+
 impl<'e> BatchReader<'e> {
     /// For requests to these endpoints.
     pub fn new(endpoints: &'e [&'e str]) -> Self {
@@ -47,7 +57,7 @@ impl<'e> BatchReader<'e> {
     /// # Errors
     /// Why the line is none, or none of these endpoints; or that another has its name.
     pub fn read(&mut self, line: &[u8]) -> Result<BatchLine, String> {
-        let line: BatchLine = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+        let line: BatchLine = serde_json::from_slice(line).map_err(|error| json_fault(&error))?;
         if let Some(method) = line.method.as_ref().filter(|method| *method != "POST") {
             return Err(format!("'method' is '{method}': it must be POST"));
         }

@@ -62,6 +62,8 @@ pub struct TierCounts {
     pub n_known: u64,
     /// Groups that could not be stored, or not be taken.
     pub n_not_stored: u64,
+    /// Of these, those that were taken and could not be stored.
+    pub n_lost: u64,
     /// Groups that were refused: damaged, cut off, of another version or name.
     pub n_refused: u64,
     /// Of these, those that somebody without the key made.
@@ -83,6 +85,7 @@ impl std::ops::Add for TierCounts {
             stored_bytes: self.stored_bytes + other.stored_bytes,
             n_known: self.n_known + other.n_known,
             n_not_stored: self.n_not_stored + other.n_not_stored,
+            n_lost: self.n_lost + other.n_lost,
             n_refused: self.n_refused + other.n_refused,
             n_forged: self.n_forged + other.n_forged,
             n_failed: self.n_failed + other.n_failed,
@@ -123,6 +126,8 @@ struct State {
     rates: Rates,
     counts: TierCounts,
     down_until: Option<Instant>,
+    /// The last group could not be stored: that was said.
+    is_failing: bool,
     is_closed: bool,
 }
 
@@ -554,13 +559,19 @@ impl TierState {
         state.waiting_bytes -= payload.len() as u64;
         match kept {
             Ok(Kept::New) => {
+                state.is_failing = false;
                 state.counts.n_stored += 1;
                 state.counts.stored_bytes += payload.len() as u64;
             }
             Ok(Kept::Known) => state.counts.n_known += 1,
             Err(error) => {
                 state.counts.n_not_stored += 1;
+                state.counts.n_lost += 1;
+                let is_down = error.is_down();
                 state.note_failure(&error, &self.config);
+                if !is_down && !std::mem::replace(&mut state.is_failing, true) {
+                    tracing::warn!(%error, "groups are not stored");
+                }
                 tracing::debug!(%name, %error, "a group is not stored");
             }
         }

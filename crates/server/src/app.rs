@@ -152,6 +152,8 @@ pub(crate) struct Active {
     ended: Ended,
     /// When a piece of the text came last.
     last_piece: Option<Instant>,
+    /// What its text took so far.
+    usage: Usage,
     pending: Option<PendingReport>,
 }
 
@@ -408,6 +410,7 @@ impl App {
                 n_prompt,
                 began: recorder.elapsed(),
                 took: Duration::ZERO,
+                usage: Usage::default(),
                 end: TextEnd::Cancelled,
             },
             recorder,
@@ -420,6 +423,7 @@ impl App {
             id,
             ended: Ended::Cancelled,
             last_piece: None,
+            usage: Usage::default(),
             pending,
         }
     }
@@ -446,12 +450,17 @@ impl Active {
         }
     }
 
+    /// So much was computed of the text.
+    pub(crate) fn took(&mut self, usage: Usage) {
+        self.usage = usage;
+    }
+
     pub(crate) fn finished(&mut self, reason: &FinishReason, usage: Usage) {
         self.ended = Ended::Finished;
-        self.app.metrics().used(&usage);
+        self.usage = usage;
         if let Some(pending) = &mut self.pending {
             let reason = reason.clone();
-            pending.report.end = TextEnd::Finished { reason, usage };
+            pending.report.end = TextEnd::Finished { reason };
         }
     }
 
@@ -466,8 +475,9 @@ impl Active {
 impl Drop for Active {
     fn drop(&mut self) {
         let id = self.id;
-        self.app.metrics().ended(self.ended);
+        self.app.metrics().ended(self.ended, &self.usage);
         if let Some(mut pending) = self.pending.take() {
+            pending.report.usage = self.usage;
             pending.report.took = pending.recorder.elapsed() - pending.report.began;
             pending.recorder.text(pending.report);
         }

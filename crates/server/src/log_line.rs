@@ -8,7 +8,7 @@ use std::fmt::{self, Write};
 use serde_json::{Map, Value, json};
 
 use crate::api::params::rfc3339;
-use crate::report::{RequestReport, TextEnd};
+use crate::report::RequestReport;
 
 /// Characters of the reason of a refusal.
 const MAX_REASON: usize = 400;
@@ -32,10 +32,8 @@ impl RequestReport {
         let mut sums = Sums::default();
         for text in &self.texts {
             sums.n_prompt += text.n_prompt;
-            if let TextEnd::Finished { usage, .. } = &text.end {
-                sums.n_cached += usage.n_reused();
-                sums.n_generated += usage.n_tokens;
-            }
+            sums.n_cached += text.usage.n_reused();
+            sums.n_generated += text.usage.n_tokens;
         }
         sums
     }

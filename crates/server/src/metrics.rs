@@ -61,18 +61,45 @@ pub(crate) fn missed_name(missed: Option<Missed>) -> &'static str {
     missed.map_or("none", |missed| missed.name())
 }
 
+impl Counts {
+    /// Adds what a text took. The times of one that ended early say nothing of others.
+    fn add(&mut self, usage: &Usage, how: Ended) {
+        self.n_prompt += match how {
+            Ended::Finished => usage.n_prompt,
+            Ended::Failed | Ended::Cancelled => usage.n_prompt_done,
+        } as u64;
+        self.n_generated += usage.n_tokens as u64;
+        self.n_preempted += u64::from(usage.n_preemptions);
+        if let Some(reuse) = usage.reuse {
+            self.n_reused += reuse.n_tokens as u64;
+            *self.missed.entry(missed_name(reuse.missed)).or_default() += 1;
+        }
+        if how != Ended::Finished {
+            return;
+        }
+        self.queued.add(usage.queued);
+        self.total.add(usage.total);
+        if let Some(first) = usage.first_token {
+            self.first_token.add(first);
+        }
+    }
+}
+
 impl Metrics {
     fn lock(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn ended(&self, how: Ended) {
+    /// A text has ended, and took this.
+    pub(crate) fn ended(&self, how: Ended, usage: &Usage) {
         let name = match how {
             Ended::Finished => "finished",
             Ended::Failed => "failed",
             Ended::Cancelled => "cancelled",
         };
-        *self.lock().ended.entry(name).or_default() += 1;
+        let mut counts = self.lock();
+        *counts.ended.entry(name).or_default() += 1;
+        counts.add(usage, how);
     }
 
     pub(crate) fn refused(&self, error: &ApiError) {
@@ -81,23 +108,6 @@ impl Metrics {
             .refused
             .entry(error.status.as_u16())
             .or_default() += 1;
-    }
-
-    /// Adds what a finished text took.
-    pub(crate) fn used(&self, usage: &Usage) {
-        let mut counts = self.lock();
-        counts.n_prompt += usage.n_prompt as u64;
-        counts.n_generated += usage.n_tokens as u64;
-        counts.n_preempted += u64::from(usage.n_preemptions);
-        if let Some(reuse) = usage.reuse {
-            counts.n_reused += reuse.n_tokens as u64;
-            *counts.missed.entry(missed_name(reuse.missed)).or_default() += 1;
-        }
-        counts.queued.add(usage.queued);
-        counts.total.add(usage.total);
-        if let Some(first) = usage.first_token {
-            counts.first_token.add(first);
-        }
     }
 
     /// Adds a text that was computed again.

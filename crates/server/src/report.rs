@@ -73,6 +73,8 @@ pub struct TextReport {
     pub began: Duration,
     /// How long it took.
     pub took: Duration,
+    /// What it took of the model; where it ended early, until then.
+    pub usage: Usage,
     /// How it ended.
     pub end: TextEnd,
 }
@@ -84,8 +86,6 @@ pub enum TextEnd {
     Finished {
         /// Why it ended there.
         reason: FinishReason,
-        /// What it took.
-        usage: Usage,
     },
     /// By an error.
     Failed,

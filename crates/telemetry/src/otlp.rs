@@ -98,11 +98,11 @@ impl Spans {
             KeyValue::new("gen_ai.request.model", text.model.clone()),
             KeyValue::new("gen_ai.usage.input_tokens", text.n_prompt as i64),
         ];
+        attributes.extend(usage_attributes(&text.usage));
         let mut status = Status::Unset;
         match &text.end {
-            TextEnd::Finished { usage, .. } => attributes.extend(usage_attributes(usage)),
             TextEnd::Failed => status = Status::error("the text could not be computed"),
-            TextEnd::Cancelled => {}
+            TextEnd::Finished { .. } | TextEnd::Cancelled => {}
         }
         let reasons = vec![StringValue::from(text.end.word())];
         let reasons = Value::Array(Array::String(reasons));
@@ -112,9 +112,10 @@ impl Spans {
             .with_start_time(began)
             .with_attributes(attributes);
         let parent = self.add(span, began + text.took, status, parent);
-        let TextEnd::Finished { usage, .. } = &text.end else {
+        if !matches!(text.end, TextEnd::Finished { .. }) {
             return;
-        };
+        }
+        let usage = &text.usage;
         // Where its time went, by the clock of the service: within the span.
         let first_token = usage.first_token.unwrap_or(usage.total);
         let mut from = Duration::ZERO;

@@ -6,6 +6,9 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ByteSize(pub(crate) u64);
 
+/// The largest size: sums of several do not overflow.
+const MOST: f64 = (1u64 << 56) as f64;
+
 impl FromStr for ByteSize {
     type Err = String;
 
@@ -21,10 +24,13 @@ impl FromStr for ByteSize {
             _ => 64,
         };
         let number = number.parse::<f64>().ok().filter(|n| *n > 0.0);
-        match number {
+        let n_bytes = number.filter(|_| shift < 64);
+        let n_bytes = n_bytes.map(|number| number * (1u64 << shift) as f64);
+        match n_bytes {
+            Some(n_bytes) if n_bytes > MOST => Err("no machine has so many bytes".to_owned()),
             // A size that is no whole number of bytes is rounded down.
-            Some(number) if shift < 64 => Ok(Self((number * (1u64 << shift) as f64) as u64)),
-            _ => Err("a size above 0 is needed, as in 8G or 512M".to_owned()),
+            Some(n_bytes) => Ok(Self(n_bytes as u64)),
+            None => Err("a size above 0 is needed, as in 8G or 512M".to_owned()),
         }
     }
 }
@@ -40,7 +46,7 @@ mod tests {
         assert_eq!(size("8G"), Ok(8 << 30));
         assert_eq!(size("1.5MiB"), Ok(3 << 19));
         assert_eq!(size("2kb"), Ok(2048));
-        for wrong in ["", "0", "G", "8X", "-1", "1e3"] {
+        for wrong in ["", "0", "G", "8X", "-1", "1e3", "99999999T"] {
             assert!(size(wrong).is_err(), "{wrong}");
         }
     }

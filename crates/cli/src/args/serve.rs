@@ -80,8 +80,8 @@ pub(crate) struct ServeArgs {
     /// Seconds without requests after which a model of --models is unloaded; -1 is never
     #[arg(long, visible_alias = "sleep-idle-seconds", value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
     pub(crate) idle_unload: i64,
-    /// Address to listen on
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    /// IP address to listen on, or localhost
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = address)]
     pub(crate) host: IpAddr,
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
@@ -232,6 +232,15 @@ pub(crate) enum LogFormat {
 }
 
 #[cfg(feature = "serve")]
+/// An IP address, also by the name that every machine has for itself.
+fn address(text: &str) -> Result<IpAddr, String> {
+    if text == "localhost" {
+        return Ok(IpAddr::from([127, 0, 0, 1]));
+    }
+    let address = text.parse();
+    address.map_err(|_| "an IP address is needed, such as 127.0.0.1 or 0.0.0.0".to_owned())
+}
+
 impl ServeArgs {
     /// The models that are named, with -m or without.
     pub(crate) fn named(&self) -> Vec<&std::path::Path> {

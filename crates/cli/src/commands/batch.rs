@@ -73,7 +73,7 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
             } else {
                 Existing::Replaced
             };
-            Answers::to_file(path, existing, lines.len())?
+            Answers::to_file(path, existing, &lines)?
         }
         None => Answers::to(out),
     };

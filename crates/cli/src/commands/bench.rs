@@ -105,6 +105,7 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     let started = Instant::now();
     let source = ModelSource::new(args.model.path());
     let file = source.open_with(&args.engine.compute.changes())?;
+    resolve::needs_no_source(&file)?;
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     if let Some(n_ctx) = config.n_ctx
         && n_needed > n_ctx

@@ -27,6 +27,7 @@ pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<Exit> {
     exit_on_interrupt()?;
     let source = ModelSource::new(args.model.path());
     let file = source.open_with(&args.compute.changes())?;
+    resolve::needs_no_source(&file)?;
     let config = config(args, &**file.model(), &sequences)?;
     let n_vocab = file.model().vocab_size();
     if let Some(id) = sequences

@@ -31,6 +31,8 @@ pub struct PrefixCounts {
     pub n_tokens: usize,
     /// Prefixes of the bytes for which the memory has no room.
     pub n_left_out: usize,
+    /// Groups that a store could not keep: it is full or gone. It is not asked for more then.
+    pub n_lost: u64,
 }
 
 /// What a state does not tell: the JSON of its note.
@@ -123,6 +125,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             n_prefixes: tokens.len(),
             n_tokens: tokens.iter().map(|tokens| tokens.evaluated.len()).sum(),
             n_left_out: 0,
+            n_lost: 0,
         })
     }
 
@@ -193,6 +196,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             n_prefixes,
             n_tokens,
             n_left_out: note.prefixes.len().saturating_sub(n_prefixes),
+            n_lost: 0,
         })
     }
 

@@ -208,6 +208,9 @@ fn choice(texts: &Value, param: &'static str) -> Result<Option<Constraint>, ApiE
     let texts = list.iter().map(|text| text.as_str().map(str::to_owned));
     let texts: Option<Vec<String>> = texts.collect();
     let texts = texts.ok_or_else(|| wrong(param, "one of its members is no text"))?;
-    let form = (!texts.is_empty()).then_some(Form::Choice(texts));
-    Ok(form.map(|form| Constraint::Text { form, param }))
+    if texts.is_empty() {
+        return Err(wrong(param, "there is no text to choose"));
+    }
+    let form = Form::Choice(texts);
+    Ok(Some(Constraint::Text { form, param }))
 }

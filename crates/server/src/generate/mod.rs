@@ -314,6 +314,7 @@ impl Generating {
             return Poll::Ready(None);
         };
         let polled = stream.poll_piece(cx);
+        self.active.took(stream.usage());
         if matches!(polled, Poll::Ready(Ok(_)))
             && let Some(mut prompt) = self.echo.take()
         {

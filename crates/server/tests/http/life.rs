@@ -105,6 +105,9 @@ fn a_client_that_vanishes_frees_its_place() {
     drop(streaming);
     server.await_metric("cellar_requests_running{", 0.0);
     server.await_metric("cellar_requests_total{end=\"cancelled\"}", 2.0);
+    // What was computed for it counts.
+    assert!(server.metric("cellar_generated_tokens_total") >= 1.0);
+    assert!(server.metric("cellar_prompt_tokens_total") >= 1.0);
     assert_eq!(
         get(server.address, "/slots").json()[0]["is_processing"],
         false

@@ -4,7 +4,7 @@
 //! that a run can continue behind them.
 
 use std::fmt::Display;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
@@ -291,15 +291,27 @@ impl<'a> Answers<'a> {
     /// To a file, which is continued or replaced.
     ///
     /// # Errors
-    /// Where it cannot be written; where it is to be continued and is no output of these requests.
+    /// Where it cannot be written, or another program writes answers to it; where it is to be
+    /// continued and is no output of these requests.
     pub(super) fn to_file(
         path: &Path,
         existing: Existing,
-        n_requests: usize,
+        requests: &[RequestLine],
     ) -> anyhow::Result<Self> {
-        let (out, n_written) = match (output_file::open_in_place(path)?, existing) {
+        let target = output_file::open_in_place(path)?;
+        if let InPlace::Regular(file) = &target
+            && let Err(TryLockError::WouldBlock) = file.try_lock()
+        {
+            // A file system without locks has another error: nobody can be kept out there.
+            bail!(
+                "cannot write '{}': another program writes answers to it; wait for it, or name \
+                 another file",
+                path.display()
+            );
+        }
+        let (out, n_written) = match (target, existing) {
             (InPlace::Regular(mut file), Existing::Continued) => {
-                let n_written = keep_complete_lines(&mut file, path, n_requests)?;
+                let n_written = keep_complete_lines(&mut file, path, requests)?;
                 (Output::Appended(file), n_written)
             }
             (InPlace::Regular(file), Existing::Replaced) => (Output::Replaced(file), 0),
@@ -353,8 +365,28 @@ impl<'a> Answers<'a> {
     }
 }
 
+/// Checks that an answer has the name that its request has now.
+fn check_name(answer: &Value, request: &RequestLine) -> anyhow::Result<()> {
+    let (key, wanted) = match request.openai() {
+        Some(openai) => ("custom_id", Value::from(openai.custom_id())),
+        None => ("id", request.id().cloned().unwrap_or_default()),
+    };
+    let found = &answer[key];
+    if *found == wanted {
+        return Ok(());
+    }
+    bail!(
+        "its \"{key}\" is {found}, and that of the request is {wanted}; continue with the same \
+         requests, or name another file"
+    )
+}
+
 /// Cuts a line off that was not written to its end, and returns how many there are.
-fn keep_complete_lines(file: &mut File, path: &Path, n_requests: usize) -> anyhow::Result<usize> {
+fn keep_complete_lines(
+    file: &mut File,
+    path: &Path,
+    requests: &[RequestLine],
+) -> anyhow::Result<usize> {
     let mut bytes = Vec::new();
     let cannot = || format!("cannot continue '{}'", path.display());
     file.read_to_end(&mut bytes).with_context(cannot)?;
@@ -371,8 +403,13 @@ fn keep_complete_lines(file: &mut File, path: &Path, n_requests: usize) -> anyho
         if index != Some(number as u64) {
             bail!("{}: line {} is not answer {number}", cannot(), number + 1);
         }
+        if let (Some(answer), Some(request)) = (answer, requests.get(number)) {
+            check_name(&answer, request).with_context(|| {
+                format!("{}: line {} answers another request", cannot(), number + 1)
+            })?;
+        }
     }
-    let n_lines = lines.count();
+    let (n_lines, n_requests) = (lines.count(), requests.len());
     if n_lines > n_requests {
         bail!(
             "{}: it has {n_lines} answers, but there are {n_requests} requests",

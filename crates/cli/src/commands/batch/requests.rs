@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use std::rc::Rc;
 
 use cellar::{chat_tokens, picture_address};
-use cellar_engine::batch_file::{BatchReader, numbered_lines};
+use cellar_engine::batch_file::{BatchReader, json_fault, numbered_lines};
 use cellar_engine::sampler::{Bias, LogitBias, SamplerConfig};
 use cellar_engine::serve::{Choices, TextRequest};
 use cellar_engine::{CompletionOptions, ConfigError, Logprobs, Speculation};
@@ -32,7 +32,7 @@ struct Fields {
     id: Option<Value>,
     prompt: Option<String>,
     messages: Option<Vec<Message>>,
-    max_tokens: Option<usize>,
+    max_tokens: Option<TokenLimit>,
     temperature: Option<f32>,
     top_k: Option<TopK>,
     top_p: Option<f32>,
@@ -80,6 +80,25 @@ enum Stop {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(try_from = "i64")]
 struct TopK(Option<NonZeroU32>);
+
+/// The number of tokens that a text may have; `None` any, written as -1.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(try_from = "i64")]
+struct TokenLimit(Option<usize>);
+
+impl TryFrom<i64> for TokenLimit {
+    type Error = String;
+
+    fn try_from(number: i64) -> Result<Self, String> {
+        match usize::try_from(number) {
+            Ok(limit) => Ok(Self(Some(limit))),
+            Err(_) if number == -1 => Ok(Self(None)),
+            Err(_) => Err(format!(
+                "\"max_tokens\" is {number}: it must be at least 0, or -1 for no limit"
+            )),
+        }
+    }
+}
 
 impl TryFrom<i64> for TopK {
     type Error = String;
@@ -190,14 +209,14 @@ fn parse(
     line: &[u8],
     reader: &mut BatchReader<'_>,
 ) -> Result<(Option<AnsweredLine>, Fields), String> {
-    let value: Value = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    let value: Value = serde_json::from_slice(line).map_err(|error| json_fault(&error))?;
     if value.get("custom_id").is_some() || value.get("body").is_some() {
         let (answered, fields) = openai::fields_of(reader.read(line)?)?;
         let fields = serde_json::from_value(fields).map_err(|error| error.to_string())?;
         return Ok((Some(answered), fields));
     }
     // Once more, for the column of what is wrong.
-    let fields = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    let fields = serde_json::from_slice(line).map_err(|error| json_fault(&error))?;
     Ok((None, fields))
 }
 
@@ -351,7 +370,10 @@ impl RequestLine {
         })?;
         let options = CompletionOptions {
             sampler: self.sampler(&flags.sampler),
-            n_predict: self.fields.max_tokens.or(flags.n_predict),
+            n_predict: match self.fields.max_tokens {
+                Some(TokenLimit(limit)) => limit,
+                None => flags.n_predict,
+            },
             stop: self.stop(),
             logprobs: self.fields.logprobs.map_or(flags.logprobs, Logprobs::Top),
             prompt_logprobs: self

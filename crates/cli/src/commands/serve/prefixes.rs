@@ -22,6 +22,11 @@ pub(super) fn save_all(app: &App) {
 /// Stores the prefixes of a model that no request uses, with a line of what became of them.
 pub(super) fn save(id: &str, service: &Service<BoxedBackend>) {
     match service.publish_prefixes() {
+        Ok(counts) if counts.n_lost > 0 => warn(&format!(
+            "not all of the {} of '{id}' are saved: the store is full or gone; CELLAR_LOG=warn says \
+             more",
+            words(counts)
+        )),
         Ok(counts) => note(format_args!("({} of '{id}' saved)", words(counts))),
         Err(error) => warn(&format!(
             "the cached prefixes of '{id}' are not saved: {}",

@@ -46,7 +46,7 @@ pub(super) fn budget(args: &ServeArgs) -> MemoryBudget {
 }
 
 /// Checks that the models that are loaded at the start fit together. One alone is checked by its
-/// engine, unless a budget was given.
+/// engine, unless a budget was given, or flags that take memory of the host beyond it.
 ///
 /// # Errors
 /// A usage error with what each takes, where all take more than they may.
@@ -55,7 +55,9 @@ pub(super) fn check(
     budget: &MemoryBudget,
     models: &[RoomRequest<'_>],
 ) -> anyhow::Result<()> {
-    if models.len() < 2 && args.memory.is_none() {
+    let of_store = args.store.host_bytes();
+    let is_plain = args.parallel.swap.memory_bytes() == 0 && of_store == 0;
+    if models.len() < 2 && args.memory.is_none() && is_plain {
         return Ok(());
     }
     let host = |bytes: ModelBytes| bytes.host;
@@ -64,15 +66,20 @@ pub(super) fn check(
         Some(_) => "--memory allows",
         None => "this machine has free",
     };
-    check_pool(models, budget.host, host, has)?;
-    check_pool(models, budget.device, device, "the GPU has free")
+    let rest = if of_store > 0 {
+        " next to --cache-ram"
+    } else {
+        ""
+    };
+    check_pool(models, budget.host, host, [has, rest])?;
+    check_pool(models, budget.device, device, ["the GPU has free", ""])
 }
 
 fn check_pool(
     models: &[RoomRequest<'_>],
     available: Option<u64>,
     of: fn(ModelBytes) -> u64,
-    has: &str,
+    [has, rest]: [&str; 2],
 ) -> anyhow::Result<()> {
     let sizes = models.iter().map(|model| of(model.bytes));
     let sum = sizes.fold(0, u64::saturating_add);
@@ -85,8 +92,8 @@ fn check_pool(
     });
     let each = each.collect::<Vec<_>>().join(", ");
     usage(format!(
-        "the models take {} together ({each}), but {has} {}: serve fewer, or a smaller --ctx \
-         (--no-memory-check tries anyway)",
+        "the models take {} together ({each}), but {has} {}{rest}: serve fewer, or with a smaller \
+         --ctx or --swap-memory (--no-memory-check tries anyway)",
         machine::bytes(sum),
         machine::bytes(available),
     ))

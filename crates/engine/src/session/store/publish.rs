@@ -392,7 +392,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             n_prefixes: all.len(),
             n_tokens: cached.iter().map(|line| line.tokens.len()).sum(),
             n_left_out: 0,
+            n_lost: 0,
         };
+        let n_before = self.n_lost();
         if let Some(store) = &mut self.store {
             // The last one that is written stays longest.
             store.publisher.due = all;
@@ -409,7 +411,14 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             }
         }
         self.flush_store(until);
+        counts.n_lost = self.n_lost().saturating_sub(n_before);
         counts
+    }
+
+    /// Groups that the tiers could not keep.
+    fn n_lost(&self) -> u64 {
+        let tiers = self.store.iter().flat_map(|store| &store.tiers);
+        tiers.map(|tier| tier.counts().n_lost).sum()
     }
 
     fn flush_store(&self, until: Instant) {

@@ -5,6 +5,7 @@
 //! the directory of [`ServerConfig::slot_save_path`](crate::ServerConfig::slot_save_path), readable
 //! by its user alone, and complete under its name. Nothing is done while requests are computed.
 
+use std::error::Error;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -38,6 +39,7 @@ struct Action {
 #[derive(Clone, Debug, Deserialize)]
 struct Fields {
     filename: Option<String>,
+    model: Option<String>,
 }
 
 /// The route.
@@ -53,7 +55,16 @@ pub(crate) fn change() -> MethodRouter<App> {
             let id: u64 = id.parse().map_err(|_| {
                 ApiError::invalid_param("id", format!("'{id}' is no number of a slot"))
             })?;
-            let model = app.model_for(query.model.as_deref(), Job::Texts).await?;
+            let name = match (&query.model, &fields.model) {
+                (Some(address), Some(body)) if address != body => {
+                    let message = format!(
+                        "'model' is '{body}' here, and '{address}' in the address: name one"
+                    );
+                    return Err(ApiError::invalid_param("model", message));
+                }
+                (address, body) => address.as_deref().or(body.as_deref()),
+            };
+            let model = app.model_for(name, Job::Texts).await?;
             let action = query.action.as_deref().unwrap_or_default();
             let path = match action {
                 "save" | "restore" => Some(file_of(&app, fields.filename.as_deref())?),
@@ -126,7 +137,12 @@ fn save(model: &ServedModel, path: &Path) -> Result<(PrefixCounts, u64), ApiErro
     let service = model.service()?;
     let failed = |error: io::Error| cannot("write", path, &error);
     kept::replace(&part, path, failed, |file| {
-        let counts = service.save_idle_prefixes(file).map_err(in_use)?;
+        let counts = service
+            .save_idle_prefixes(file)
+            .map_err(|error| match error {
+                ServiceError::Stopped | ServiceError::RequestsLive { .. } => in_use(error),
+                other => ApiError::internal(format!("cannot write '{name}': {}", reasons(&other))),
+            })?;
         let metadata = file.metadata().map_err(failed)?;
         Ok((counts, metadata.len()))
     })
@@ -153,6 +169,20 @@ fn check_replaced(path: &Path) -> Result<(), ApiError> {
 fn cannot(what: &str, path: &Path, error: &io::Error) -> ApiError {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     ApiError::invalid_param("filename", format!("cannot {what} '{name}': {error}"))
+}
+
+/// An error and what it comes from.
+fn reasons(error: &dyn Error) -> String {
+    let mut reasons = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let reason = error.to_string();
+        if !reasons.ends_with(&reason) {
+            reasons = format!("{reasons}: {reason}");
+        }
+        source = error.source();
+    }
+    reasons
 }
 
 /// Requests are computed.

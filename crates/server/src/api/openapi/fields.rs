@@ -425,7 +425,8 @@ pub(in crate::api) const SCORE: &[Field] = &[
     required("text_2", Kind::TextOrTexts),
 ];
 
-pub(in crate::api) const SLOT: &[Field] = &[field("filename", Kind::Text)];
+pub(in crate::api) const SLOT: &[Field] =
+    &[field("filename", Kind::Text), field("model", Kind::Text)];
 
 pub(in crate::api) const FILE: &[Field] =
     &[required("file", Kind::Text), field("purpose", Kind::Text)];
