@@ -285,7 +285,7 @@ const ROWS: &[Row] = &[
         "none",
         &["seed_oss", "seed_oss_bias"],
     ),
-    row("glm4", "GLM-4", "none", &["glm4"]),
+    row("glm4", "GLM-4, GLM-4.1V", "none", &["glm4"]),
     row("glm4moe", "GLM-4.5 and 4.6", "none", &["glm4_moe"]),
     row(
         "ernie4_5",

@@ -59,7 +59,7 @@ impl LlamaLike {
             AttentionForm::KeysAndValues => {
                 let rotation = Rotation {
                     rope,
-                    sections: self.sections.map(|order| RopeSections {
+                    sections: self.sections.of_all().map(|order| RopeSections {
                         pairs: [16, 8, 8],
                         order,
                     }),

@@ -13,8 +13,8 @@ use crate::further;
 use crate::member::{
     AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, HeadWidths, LayerSinks, LayerWindows,
     LlamaLike, LogitScale, Mixture, MixtureRouting, Mixtures, Parallel, PerLayer, Positions,
-    QkNormed, QkvClamp, QueryScale, ResidualScale, RotatedLayers, RowSharing, ScoreScale, Sight,
-    SoftCaps, ValueForm, WindowedRope,
+    QkNormed, QkvClamp, QueryScale, ResidualScale, RotatedLayers, RowSharing, ScoreScale, Sections,
+    Sight, SoftCaps, ValueForm, WindowedRope,
 };
 
 /// The base of the rows below; Llama itself adds little.
@@ -35,7 +35,7 @@ pub(crate) const PLAIN: LlamaLike = LlamaLike {
     head_widths: HeadWidths::Same,
     rope: RopeStyle::Neox,
     rotated: RotatedLayers::All,
-    sections: None,
+    sections: Sections::None,
     positions: Positions::None,
     clamp: QkvClamp::None,
     windows: LayerWindows::None,
@@ -261,7 +261,7 @@ const MEMBERS: &[LlamaLike] = &[
     LlamaLike {
         name: "qwen2vl",
         bias: Biases::Of(QkvBias::Qkv),
-        sections: Some(SectionOrder::Consecutive),
+        sections: Sections::Always(SectionOrder::Consecutive),
         ..PLAIN
     },
     LlamaLike {
@@ -300,7 +300,7 @@ const MEMBERS: &[LlamaLike] = &[
     QWEN3,
     LlamaLike {
         name: "qwen3vl",
-        sections: Some(SectionOrder::Interleaved),
+        sections: Sections::Always(SectionOrder::Interleaved),
         ..QWEN3
     },
     LlamaLike {
@@ -401,9 +401,10 @@ const MEMBERS: &[LlamaLike] = &[
         bias: Biases::AsInFile,
         ..PLAIN
     },
-    // GLM-4-0414.
+    // GLM-4-0414, and the decoder of GLM-4.1V.
     LlamaLike {
         name: "glm4",
+        sections: Sections::IfNamed(SectionOrder::Consecutive),
         arrangement: Arrangement::PreAndPostNorm,
         bias: Biases::AsInFile,
         rope: RopeStyle::Norm,

@@ -10,7 +10,7 @@ use crate::family::{
 };
 use crate::member::{
     Biases, EmbeddingScale, LayerSinks, LayerWindows, LlamaLike, Mixture, Mixtures, Positions,
-    QkvClamp, RotatedLayers, ValueForm, WindowedRope,
+    QkvClamp, RotatedLayers, Sections, ValueForm, WindowedRope,
 };
 
 /// The weights of a row's experts are their shares of all, which add up to less than 1.
@@ -170,7 +170,7 @@ pub(crate) const MEMBERS: &[LlamaLike] = &[
     },
     LlamaLike {
         name: "qwen3vlmoe",
-        sections: Some(SectionOrder::Interleaved),
+        sections: Sections::Always(SectionOrder::Interleaved),
         mixtures: Mixtures::Always(SOFTMAX_OF_CHOSEN),
         ..QWEN3
     },

@@ -31,8 +31,8 @@ pub use family::members;
 pub use member::{
     AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, HeadWidths, LayerSinks, LayerWindows,
     LlamaLike, LogitScale, Mixture, MixtureRouting, Mixtures, Parallel, PerLayer, Positions,
-    QkNormed, QkvClamp, QueryScale, ResidualScale, RotatedLayers, RowSharing, ScoreScale, SoftCaps,
-    ValueForm, WindowedRope,
+    QkNormed, QkvClamp, QueryScale, ResidualScale, RotatedLayers, RowSharing, ScoreScale, Sections,
+    SoftCaps, ValueForm, WindowedRope,
 };
 
 use model_core::architecture::Registry;

@@ -12,6 +12,29 @@ use model_core::blocks::{
 };
 use model_core::windows::WindowPattern;
 
+/// The models whose pairs rotate with rows and columns of images, and the layout of these pairs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sections {
+    /// None.
+    #[default]
+    None,
+    /// All.
+    Always(SectionOrder),
+    /// Those whose files say how many pairs do. The rows of their queries and keys are arranged for
+    /// [`RopeStyle::Neox`] (GLM-4.1V).
+    IfNamed(SectionOrder),
+}
+
+impl Sections {
+    /// The layout in all models of the member, where they have such pairs.
+    pub(crate) fn of_all(self) -> Option<SectionOrder> {
+        match self {
+            Self::Always(order) => Some(order),
+            Self::None | Self::IfNamed(_) => None,
+        }
+    }
+}
+
 /// The traits of one member of the family.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LlamaLike {
@@ -48,8 +71,8 @@ pub struct LlamaLike {
     pub rope: RopeStyle,
     /// In which layers they do.
     pub rotated: RotatedLayers,
-    /// The layout of the pairs that rotate with rows and columns of images, where some do.
-    pub sections: Option<SectionOrder>,
+    /// The pairs that rotate with rows and columns of images.
+    pub sections: Sections,
     /// Positions besides rotations.
     pub positions: Positions,
     /// Bound of queries, keys and values.

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use kv_core::Window;
+use kv_graph::rope::RopeStyle;
 use kv_graph::weights::WeightSource;
 use model_core::architecture::{Architecture, MaskPlace, Model, ModelError};
 use model_core::blocks::{
@@ -18,7 +19,7 @@ use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 use crate::attention::Rotation;
 use crate::factors::LOGIT_CAP;
 use crate::member::{
-    AttentionForm, EmbeddingNorm, LlamaLike, Parallel, Positions, RotatedLayers, Sight,
+    AttentionForm, EmbeddingNorm, LlamaLike, Parallel, Positions, RotatedLayers, Sections, Sight,
 };
 
 /// Key of diffusion models: whether the logits of a mask are in the row of the token before it.
@@ -123,8 +124,16 @@ impl LlamaLike {
                 None => shared.rotated.includes(at, window),
             };
             let rotation = if !none && rotates {
-                let rope = self.rope_of(hyper, window, heads.k_dim, weights)?;
-                let sections = self.sections.map(|o| hyper.rope_sections(o, rope.n_rot));
+                let mut rope = self.rope_of(hyper, window, heads.k_dim, weights)?;
+                let order = match self.sections {
+                    Sections::None => None,
+                    Sections::Always(order) => Some(order),
+                    Sections::IfNamed(order) => hyper.has("rope.dimension_sections").then(|| {
+                        rope.style = RopeStyle::Neox;
+                        order
+                    }),
+                };
+                let sections = order.map(|order| hyper.rope_sections(order, rope.n_rot));
                 Rotation {
                     sections: sections.transpose()?,
                     rope: Some(rope),

@@ -13,6 +13,9 @@ pub(crate) enum TowerKind {
     /// Learned positions that are resampled, rotated by rows and columns besides, plain matrices
     /// (Qwen3-VL, arXiv 2511.21631).
     Qwen3Vl,
+    /// Learned positions that are resampled, rotated by rows and columns besides, RMS norms, one of
+    /// them behind the patches, and gates (GLM-4.1V, arXiv 2507.01006).
+    Glm4v,
     /// Learned positions behind a row of its own, factors on what layers add (InternViT, Chen et
     /// al., arXiv 2312.14238).
     InternVit,
@@ -37,6 +40,9 @@ pub(crate) enum ProjectorKind {
     /// The same, `mm.1` and `mm.2`, behind a matrix that merges squares where there is one
     /// (Mistral 3).
     Merged,
+    /// Squares become one row by a matrix, which is followed by a second one, a norm, GELU and a
+    /// block with a gate (GLM-4.1V).
+    Gated,
     /// The mean of squares, a norm and a matrix (Gemma 3).
     Averaged,
     /// Squares become one row, a norm and two matrices with GELU between them (InternVL).
@@ -135,6 +141,15 @@ pub(crate) const FAMILIES: &[Family] = &[
         projector: ProjectorKind::TwoMatrices,
         mark: "<|image_pad|>",
         placeholder: "<|image_pad|>",
+        text: PictureText::Around(["", ""]),
+        sees_itself: false,
+    },
+    Family {
+        name: "glm4v",
+        tower: TowerKind::Glm4v,
+        projector: ProjectorKind::Gated,
+        mark: "<|image|>",
+        placeholder: "<|image|>",
         text: PictureText::Around(["", ""]),
         sees_itself: false,
     },

@@ -243,6 +243,7 @@ fn places_of(square: GridPos, merge: u32) -> impl Iterator<Item = GridPos> + Clo
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
     use super::*;
+    use crate::size::SmallSides;
 
     /// Pixels whose red is the column and green the row.
     fn pixels(width: u32, height: u32) -> Pixels {
@@ -284,7 +285,7 @@ mod tests {
             size: SmartSize {
                 factor: 4,
                 pixels: [1, 1 << 20],
-                least_side: 0,
+                small: SmallSides::AsTheyAre,
             },
             window: Some(4),
         };

@@ -18,6 +18,8 @@ pub(crate) struct Resampling {
 pub(crate) enum Corners {
     /// The middles of the first and last places, and straight lines in between (Qwen3-VL).
     Middles,
+    /// The outer edges, and cubic curves through the four nearest places (GLM-4.1V).
+    Cubic,
     /// The outer edges, with all that lies under a place where the square is larger (SigLIP 2).
     Edges,
 }
@@ -59,6 +61,7 @@ impl Resampling {
         let last = self.side.saturating_sub(1);
         match self.corners {
             Corners::Edges => self.under(at, n),
+            Corners::Cubic => self.nearest_four(at, n),
             Corners::Middles => {
                 let place = at as f32 * last as f32 / (n.saturating_sub(1).max(1)) as f32;
                 let floor = (place as usize).min(last);
@@ -79,7 +82,34 @@ impl Resampling {
     }
 }
 
+/// The slope of cubic curves (Keys, IEEE ASSP 29, 1981), as PyTorch has it.
+const CUBIC: f32 = -0.75;
+
+/// The part of a place that is so far away.
+fn cubic(distance: f32) -> f32 {
+    let d = distance.abs();
+    if d <= 1.0 {
+        ((CUBIC + 2.0) * d - (CUBIC + 3.0)) * d * d + 1.0
+    } else if d < 2.0 {
+        ((d - 5.0) * d + 8.0) * d * CUBIC - 4.0 * CUBIC
+    } else {
+        0.0
+    }
+}
+
 impl Resampling {
+    /// The four sources around place `at` of `n`; those at the edge stand for what is outside.
+    fn nearest_four(self, at: usize, n: usize) -> Vec<Source> {
+        let last = self.side.saturating_sub(1) as f32;
+        let centre = (at as f32 + 0.5) * (self.side as f32 / n.max(1) as f32) - 0.5;
+        let floor = centre.floor();
+        let source = |step: f32| Source {
+            at: (floor + step).clamp(0.0, last) as usize,
+            part: cubic(centre - floor - step),
+        };
+        [-1.0, 0.0, 1.0, 2.0].map(source).to_vec()
+    }
+
     /// The sources that lie under place `at` of `n`, the nearer the larger.
     fn under(self, at: usize, n: usize) -> Vec<Source> {
         let scale = self.side as f32 / n.max(1) as f32;
@@ -126,6 +156,20 @@ mod tests {
             [0.0, 0.5, 1.0, 1.5, 2.0, 20.0, 20.5, 21.0, 21.5, 22.0]
         );
         assert_eq!(resampling.rows(&square, 1, &tile(1, 1)), [0.0]);
+    }
+
+    #[test]
+    fn cubic_curves_go_through_what_is_there() {
+        let cubic = Resampling {
+            side: 4,
+            corners: Corners::Cubic,
+        };
+        let square: Vec<f32> = (0..16).map(|at| (at % 4) as f32).collect();
+        let rows = cubic.rows(&square, 1, &tile(1, 4));
+        assert_eq!(rows, [0.0, 1.0, 2.0, 3.0]);
+        // Half way between two: as much of each, and the outer ones count less than nothing.
+        let rows = cubic.rows(&square, 1, &tile(1, 2));
+        assert_eq!(rows, [0.40625, 2.59375]);
     }
 
     #[test]

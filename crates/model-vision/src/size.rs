@@ -19,18 +19,46 @@ pub(crate) struct SmartSize {
     pub(crate) factor: u32,
     /// The fewest and the most pixels.
     pub(crate) pixels: [u64; 2],
-    /// The least that a side is rounded to.
-    pub(crate) least_side: u32,
+    pub(crate) small: SmallSides,
+}
+
+/// The treatment of sides that are shorter than the factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SmallSides {
+    /// None: the fewest pixels make them larger.
+    AsTheyAre,
+    /// Each becomes as long as the factor (LFM2-VL).
+    WholeFactor,
+    /// The picture is taken for a larger one of the same shape, whose sides are long enough
+    /// (GLM-4.1V).
+    Enlarged,
 }
 
 impl SmartSize {
     /// The size nearest to a picture's, before its pixels are looked at.
     fn nearest(self, Size { width, height }: Size) -> [f64; 2] {
         let factor = f64::from(self.factor.max(1));
-        let least = f64::from(self.least_side);
+        let least = match self.small {
+            SmallSides::WholeFactor => factor,
+            SmallSides::AsTheyAre | SmallSides::Enlarged => 0.0,
+        };
         let nearest =
             |side: u32| ((f64::from(side) / factor).round_ties_even() * factor).max(least);
         [nearest(width), nearest(height)]
+    }
+
+    /// The size that a picture is taken for.
+    fn enlarged(self, size: Size) -> Size {
+        let shorter = size.width.min(size.height).max(1);
+        if self.small != SmallSides::Enlarged || shorter >= self.factor {
+            return size;
+        }
+        let scale = f64::from(self.factor) / f64::from(shorter);
+        let side = |side: u32| (f64::from(side) * scale) as u32;
+        Size {
+            width: side(size.width),
+            height: side(size.height),
+        }
     }
 
     /// True if a picture has more than so many times the most pixels.
@@ -45,6 +73,7 @@ impl SmartSize {
     /// # Errors
     /// [`PictureError::TooNarrow`].
     pub(crate) fn of(self, size: Size) -> Result<Size, PictureError> {
+        let size = self.enlarged(size);
         let Size { width, height } = size;
         let [least, most] = self.pixels;
         if width.max(height) > width.min(height).saturating_mul(MAX_RATIO) {
@@ -255,7 +284,7 @@ mod tests {
         let smart = SmartSize {
             factor: 28,
             pixels: [56 * 56, 28 * 28 * 1280],
-            least_side: 0,
+            small: SmallSides::AsTheyAre,
         };
         assert!(smart.is_exceeded(size(1500, 1400), 2.0));
         assert!(!smart.is_exceeded(size(1400, 1400), 2.0));
@@ -270,6 +299,19 @@ mod tests {
         }
         let error = smart.of(size(100_000, 1)).unwrap_err();
         assert!(error.to_string().contains("100000 x 1"), "{error}");
+    }
+
+    #[test]
+    fn small_sides_grow() {
+        let smart = |small| SmartSize {
+            factor: 8,
+            pixels: [1, 1 << 20],
+            small,
+        };
+        let enlarged = smart(SmallSides::Enlarged).of(size(20, 4)).unwrap();
+        assert_eq!(enlarged, size(40, 8));
+        let whole = smart(SmallSides::WholeFactor).of(size(20, 2)).unwrap();
+        assert_eq!(whole, size(16, 8)); // 2.5 is rounded to the even 2
     }
 
     #[test]

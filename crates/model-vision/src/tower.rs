@@ -18,6 +18,8 @@ use crate::resample::Resampling;
 /// The names of weights of the towers and of projectors.
 pub(crate) const PATCH_EMBEDDING: &str = "v.patch_embd.weight";
 pub(crate) const PATCH_BIAS: &str = "v.patch_embd.bias";
+/// The norm of patches, without `.weight`.
+pub(crate) const PATCH_NORM: &str = "v.norm_embd";
 pub(crate) const POSITIONS: &str = "v.position_embd.weight";
 /// The row behind lines of rows (LLaVA 1.6).
 pub(crate) const LINE_END: &str = "v.image_newline";
@@ -81,6 +83,9 @@ pub(crate) enum ProjectorStep {
     Affine(String, usize),
     /// A function.
     Activate(Activation),
+    /// A block with a gate: the names of the matrices of gate, of what it is multiplied with, and
+    /// of what both go through then.
+    Gated([(String, usize); 3], Activation),
 }
 
 /// The rows that a decoder adds behind one of its first layers (DeepStack: Meng et al., arXiv
@@ -101,6 +106,8 @@ pub struct Tower {
     pub(crate) patch_bias: bool,
     pub(crate) dim: usize,
     pub(crate) positions: TowerPositions,
+    /// The norm of patches before they get positions, where there is one.
+    pub(crate) patch_norm: Option<Norm>,
     /// The norm before the first layer, where there is one.
     pub(crate) first_norm: Option<Norm>,
     /// The norm after the last layer, where there is one.
@@ -142,6 +149,9 @@ impl Tower {
             bias: self.patch_bias.then_some(PATCH_BIAS),
         };
         let mut x = b.affine("patch_embd", patches, matrix, self.dim)?;
+        if let Some(norm) = self.patch_norm {
+            x = norm.build(&mut b, "norm_embd", x, PATCH_NORM)?;
+        }
         let rows = match self.positions {
             TowerPositions::None => None,
             TowerPositions::Learned(n) => {
@@ -253,6 +263,12 @@ impl Tower {
                     b.affine(&name, x, Affine::new(weight).bias(&bias), *width)?
                 }
                 ProjectorStep::Activate(activation) => b.activate(&name, *activation, x)?,
+                ProjectorStep::Gated([gate, up, down], activation) => {
+                    let gate = b.linear(&format!("{name}_gate"), x, &gate.0, gate.1)?;
+                    let up = b.linear(&format!("{name}_up"), x, &up.0, up.1)?;
+                    let gated = b.gate(&format!("{name}_par"), *activation, gate, up)?;
+                    b.linear(&name, gated, &down.0, down.1)?
+                }
             };
         }
         b.finish(&[x])
@@ -262,6 +278,7 @@ impl Tower {
     pub(crate) fn first_matrix(&self) -> Option<&str> {
         self.projector.iter().find_map(|step| match step {
             ProjectorStep::Matrix(name, _) | ProjectorStep::Affine(name, _) => Some(name.as_str()),
+            ProjectorStep::Gated([(name, _), ..], _) => Some(name.as_str()),
             ProjectorStep::Norm(..) | ProjectorStep::Activate(_) => None,
         })
     }
@@ -275,7 +292,9 @@ impl Tower {
     /// Values of a row behind a projector.
     pub(crate) fn projected_dim(&self, steps: &[ProjectorStep]) -> usize {
         let width = steps.iter().rev().find_map(|step| match *step {
-            ProjectorStep::Matrix(_, width) | ProjectorStep::Affine(_, width) => Some(width),
+            ProjectorStep::Matrix(_, width)
+            | ProjectorStep::Affine(_, width)
+            | ProjectorStep::Gated([.., (_, width)], _) => Some(width),
             ProjectorStep::Norm(..) | ProjectorStep::Activate(_) => None,
         });
         width.unwrap_or(self.arrangement.width(self.dim))

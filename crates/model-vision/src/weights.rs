@@ -117,7 +117,9 @@ impl TowerWeights {
         }
         if let Some(name) = unfolded {
             let matrix = source.require(name)?;
-            let (n_rows, n_columns) = (matrix.n_rows(), matrix.n_columns());
+            // Some files have it as a convolution.
+            let n_rows = matrix.shape().first().copied().unwrap_or(0);
+            let n_columns = matrix.shape().iter().skip(1).product::<usize>();
             let joined = n_columns / dim.max(1);
             let mut columns = Vec::with_capacity(n_columns);
             for row in 0..joined {

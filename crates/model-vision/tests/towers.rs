@@ -126,7 +126,7 @@ fn patches_are_the_processors() {
             // The processor's of Qwen's towers has each colour twice, for films; others are whole
             // pictures, whose first row is that of the first patches.
             let side = (n / 3).isqrt();
-            let first = if name.starts_with("qwen") {
+            let first = if name.starts_with("qwen") || name == "glm4v" {
                 wanted[..side].to_vec()
             } else {
                 wanted[..side.min(wanted.len())].to_vec()

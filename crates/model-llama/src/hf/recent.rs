@@ -226,7 +226,7 @@ pub(super) const NORM_AFTER_ATTENTION: &[TensorRule] = &in_layers(
 );
 
 /// Norms around both blocks; gate and up in one matrix, as in GGUF.
-const GLM4_TENSORS: &[TensorRule] = &in_layers(
+pub(super) const GLM4_TENSORS: &[TensorRule] = &in_layers(
     "model.layers.{l}.",
     [
         same(

@@ -7,11 +7,12 @@ use model_core::gguf::Array;
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, ClassWhen, DECODER_KEYS, EMBEDDING_TENSORS,
     GATED_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN,
-    RMS_EPS, RopeSettings, SILU, TensorRule, full_attention, in_layers, only,
+    PickedRows, RMS_EPS, RopeSettings, SILU, TensorRule, TensorStep, full_attention, head_dim,
+    in_layers, only, same, with,
 };
 
 use super::keys::EXPERT_KEYS;
-use super::recent::OFF;
+use super::recent::{GLM4_TENSORS, OFF};
 use super::routed::EXPERT_WIDTH;
 use super::tensors::{GATE_AND_UP_IN_COLUMNS, QWEN3_MOE_ROUTER};
 use super::{GEMMA3, LLAMA, MISTRAL, QWEN2, QWEN3};
@@ -55,6 +56,7 @@ pub(super) const CLASSES: &[HfClass] = &[
         name: "Qwen2_5_VLForConditionalGeneration",
         ..QWEN2_VL
     },
+    GLM4V,
     QWEN3_VL,
     HfClass {
         name: "Qwen3VLMoeForConditionalGeneration",
@@ -105,6 +107,65 @@ const QWEN3_VL: HfClass = HfClass {
     defaults: &[("head_dim", 128), ("rope_theta", 500_000)],
     ..QWEN3
 };
+
+/// GLM-4.1V (arXiv 2507.01006).
+const GLM4V: HfClass = HfClass {
+    name: "Glm4vForConditionalGeneration",
+    architecture: "glm4",
+    keys: &[
+        DECODER_KEYS,
+        RMS_EPS,
+        &[SILU, Key::With(consecutive_sections)],
+    ],
+    tensors: &[EMBEDDING_TENSORS, INPUT_NORM, GLM4V_ATTENTION, GLM4_TENSORS],
+    section: Some("text_config"),
+    text: "language_model.",
+    other_parts: VISION,
+    defaults: &[("num_key_value_heads", 2)],
+    ..LLAMA
+};
+
+/// Values that rotate together are neighbours in these directories, and half of what rotates apart
+/// in files.
+const GLM4V_ATTENTION: &[TensorRule] = &in_layers(
+    "model.layers.{l}.self_attn.",
+    [
+        with("attn_q.weight", "q_proj.weight", OF_QUERIES),
+        with("attn_q.bias", "q_proj.bias", OF_QUERIES),
+        with("attn_k.weight", "k_proj.weight", OF_KEYS),
+        with("attn_k.bias", "k_proj.bias", OF_KEYS),
+        same("attn_v.weight", "v_proj.weight"),
+        same("attn_v.bias", "v_proj.bias"),
+        same("attn_output.weight", "o_proj.weight"),
+    ],
+);
+
+const OF_QUERIES: &[TensorStep] = &[TensorStep::PickedRows(|config| {
+    halves(config, "num_attention_heads")
+})];
+const OF_KEYS: &[TensorStep] = &[TensorStep::PickedRows(|config| {
+    halves(config, "num_key_value_heads")
+})];
+
+/// Of each head the rows with even numbers among those that rotate, then those with odd ones, and
+/// the rest.
+fn halves(config: &HfConfig, heads: &str) -> Result<PickedRows, ModelFileError> {
+    let (n_heads, width) = (config.count(heads)?, head_dim(config)?);
+    let part = RopeSettings::rotated_part(config, None)?;
+    let n_rot = (width as f64 * part) as usize;
+    let mut rows = Vec::new();
+    for start in (0..n_heads).map(|head| head * width) {
+        for first in [start, start + 1] {
+            let every_second = (first..start + n_rot).step_by(2);
+            rows.extend(every_second.map(|row| row..row + 1));
+        }
+        rows.push(start + n_rot..start + width);
+    }
+    Ok(PickedRows {
+        n_rows: n_heads * width,
+        rows,
+    })
+}
 
 /// Gate and up are the halves of the columns of one matrix `[experts, dim, 2 hidden]`.
 const QWEN3_VL_EXPERTS: &[TensorRule] =

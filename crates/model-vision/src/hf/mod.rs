@@ -15,9 +15,9 @@ use serde_json::Value;
 
 pub(crate) use processor::add_processor;
 use tables::{
-    CLIP_LAYER, CLIP_OUTER, GATED_WITH_BIASES, GEMMA_PROJECTOR, LLAVA_LINE_END, LLAVA_PROJECTOR,
-    MATRIX, MISTRAL_PROJECTOR, PIXTRAL_LAYER, PIXTRAL_OUTER, QWEN_ATTENTION, QWEN_OUTER,
-    QWEN3_DEEP, QWEN3_OUTER, TWO_MATRICES,
+    CLIP_LAYER, CLIP_OUTER, GATED_WITH_BIASES, GEMMA_PROJECTOR, GLM_LAYER, GLM_OUTER,
+    LLAVA_LINE_END, LLAVA_PROJECTOR, MATRIX, MISTRAL_PROJECTOR, PIXTRAL_LAYER, PIXTRAL_OUTER,
+    QWEN_ATTENTION, QWEN_OUTER, QWEN3_DEEP, QWEN3_OUTER, TWO_MATRICES,
 };
 
 use tiled::{IDEFICS3, INTERNVL, LFM2_VL, SMOLVLM};
@@ -32,6 +32,7 @@ pub(crate) fn classes() -> HfClasses {
         QWEN3_VL_MOE,
         QWEN35,
         QWEN35_MOE,
+        GLM4V,
         LLAVA,
         LLAVA_NEXT,
         PIXTRAL,
@@ -178,6 +179,24 @@ const QWEN35: HfClass = HfClass {
     ..QWEN3_VL
 };
 
+const GLM4V: HfClass = HfClass {
+    name: "Glm4vForConditionalGeneration",
+    keys: &[&[Key::With(glm4v)]],
+    tensors: &[
+        &in_stack("v.blk.{l}.", "visual.blocks.{l}.", GLM_LAYER),
+        &in_stack("", "visual.", GLM_OUTER),
+    ],
+    defaults: &[
+        ("depth", 24),
+        ("hidden_size", 1536),
+        ("num_heads", 12),
+        ("patch_size", 14),
+        ("spatial_merge_size", 2),
+        ("temporal_patch_size", 2),
+    ],
+    ..TOWER
+};
+
 const LLAVA: HfClass = HfClass {
     name: "LlavaForConditionalGeneration",
     keys: &[&[Key::With(llava)]],
@@ -304,6 +323,24 @@ fn qwen3_tower(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError>
     keys.set_whole("clip.use_gelu", true);
     counts(config, keys, &[("embedding_length", "hidden_size")])?;
     qwen(config, keys)
+}
+
+fn glm4v(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    only(config, "hidden_act", &["silu"])?;
+    if config.optional_flag("attention_bias")? == Some(true) {
+        return Err(config.wrong("attention_bias", "false"));
+    }
+    let base = config.optional_number("rope_parameters.rope_theta")?;
+    if base.is_some_and(|base| base != 10_000.0) {
+        return Err(config.wrong("rope_parameters.rope_theta", "10000"));
+    }
+    keys.set("vision.projector_type", "glm4v");
+    keys.set_whole("clip.use_silu", true);
+    counts(config, keys, &[("embedding_length", "hidden_size")])?;
+    qwen(config, keys)?;
+    let eps = config.optional_number("rms_norm_eps")?.unwrap_or(1e-5);
+    keys.set("vision.attention.layer_norm_epsilon", eps as f32);
+    Ok(())
 }
 
 fn qwen(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {

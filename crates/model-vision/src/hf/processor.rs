@@ -76,6 +76,12 @@ pub(crate) fn add_processor(
     {
         return Err(config.wrong(&at(tile), format!("{side}, the tower's size")));
     }
+    // The processor of GLM counts the pixels of a picture twice, as those of a film.
+    let projector: Option<&str> = metadata
+        .optional("clip.vision.projector_type")
+        .ok()
+        .flatten();
+    let n_pictures = if projector == Some("glm4v") { 2 } else { 1 };
     for (to, names) in [
         (
             "image_min_pixels",
@@ -88,6 +94,7 @@ pub(crate) fn add_processor(
     ] {
         let value = names.iter().find_map(|name| whole(name));
         if let Some(value) = value {
+            let value = value / n_pictures;
             metadata.insert(&format!("clip.vision.{to}"), value);
         }
     }

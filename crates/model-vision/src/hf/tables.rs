@@ -75,6 +75,35 @@ pub(super) const QWEN_OUTER: [TensorRule; 7] = [
     same("mm.2.bias", "merger.mlp.2.bias"),
 ];
 
+pub(super) const GLM_LAYER: [TensorRule; 7] = [
+    same("ln1.weight", "norm1.weight"),
+    same("ln2.weight", "norm2.weight"),
+    same("attn_qkv.weight", "attn.qkv.weight"),
+    same("attn_output.weight", "attn.proj.weight"),
+    same("ffn_gate.weight", "mlp.gate_proj.weight"),
+    same("ffn_up.weight", "mlp.up_proj.weight"),
+    same("ffn_down.weight", "mlp.down_proj.weight"),
+];
+
+pub(super) const GLM_OUTER: [TensorRule; 13] = [
+    same("v.patch_embd.weight", "patch_embed.proj.weight"),
+    same("v.patch_embd.bias", "patch_embed.proj.bias"),
+    same(
+        "v.position_embd.weight",
+        "embeddings.position_embedding.weight",
+    ),
+    same("v.norm_embd.weight", "post_conv_layernorm.weight"),
+    same("v.post_ln.weight", "post_layernorm.weight"),
+    same("mm.patch_merger.weight", "downsample.weight"),
+    same("mm.patch_merger.bias", "downsample.bias"),
+    same("mm.model.fc.weight", "merger.proj.weight"),
+    same("mm.post_norm.weight", "merger.post_projection_norm.weight"),
+    same("mm.post_norm.bias", "merger.post_projection_norm.bias"),
+    same("mm.gate.weight", "merger.gate_proj.weight"),
+    same("mm.up.weight", "merger.up_proj.weight"),
+    same("mm.down.weight", "merger.down_proj.weight"),
+];
+
 /// A matrix and its bias, where the names of both are in the places.
 pub(super) const MATRIX: [TensorRule; 2] = [same("weight", "weight"), same("bias", "bias")];
 

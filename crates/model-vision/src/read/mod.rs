@@ -149,13 +149,13 @@ impl Source<'_> {
             eps,
         };
         let norm = match family.tower {
-            TowerKind::Qwen25Vl | TowerKind::Pixtral => rms_norm,
+            TowerKind::Qwen25Vl | TowerKind::Pixtral | TowerKind::Glm4v => rms_norm,
             // The larger of the two InternViTs has no biases in its norms.
             TowerKind::InternVit if !self.has("v.blk.0.ln1.bias") => rms_norm,
             _ => layer_norm,
         };
         let (rope, sections) = match family.tower {
-            TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Qwen3Vl => {
+            TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Qwen3Vl | TowerKind::Glm4v => {
                 let (rope, sections) = axial_rope(head_dim, ROPE_BASE, RopeStyle::Neox);
                 (Some(rope), Some(sections))
             }
@@ -179,7 +179,7 @@ impl Source<'_> {
                 QkvWeights::Separate
             },
             bias: match family.tower {
-                TowerKind::Pixtral => QkvBias::None,
+                TowerKind::Pixtral | TowerKind::Glm4v => QkvBias::None,
                 TowerKind::InternVit if !self.has("v.blk.0.attn_q.bias") => QkvBias::Output,
                 _ => QkvBias::All,
             },
@@ -199,6 +199,7 @@ impl Source<'_> {
             patch_bias: self.has(PATCH_BIAS),
             dim,
             positions: self.positions(family)?,
+            patch_norm: (family.tower == TowerKind::Glm4v).then_some(norm),
             first_norm: self.has("v.pre_ln.weight").then_some(norm),
             last_norm: match family.tower {
                 TowerKind::Clip => None,
@@ -229,11 +230,13 @@ impl Source<'_> {
                 activation: Activation::Silu,
                 form: FeedForwardForm::GatedWithBias,
             }),
-            (TowerKind::Pixtral, activation) => TowerFeedForward::Block(FeedForwardBlock {
-                hidden,
-                activation: activation.unwrap_or(Activation::Silu),
-                form: FeedForwardForm::Gated,
-            }),
+            (TowerKind::Pixtral | TowerKind::Glm4v, activation) => {
+                TowerFeedForward::Block(FeedForwardBlock {
+                    hidden,
+                    activation: activation.unwrap_or(Activation::Silu),
+                    form: FeedForwardForm::Gated,
+                })
+            }
             (TowerKind::InternVit, Some(Activation::GeluTanh)) => {
                 // Files have one key for both kinds of GELU.
                 TowerFeedForward::Block(FeedForwardBlock {
@@ -261,7 +264,7 @@ impl Source<'_> {
             TowerKind::SigLip | TowerKind::Clip | TowerKind::InternVit => {
                 TowerPositions::Learned(n_learned()?)
             }
-            TowerKind::Qwen3Vl | TowerKind::SigLip2 => {
+            TowerKind::Qwen3Vl | TowerKind::SigLip2 | TowerKind::Glm4v => {
                 let n = n_learned()?;
                 let side = n.isqrt();
                 if side == 0 || side * side != n {
@@ -270,6 +273,7 @@ impl Source<'_> {
                 }
                 let corners = match family.tower {
                     TowerKind::SigLip2 => Corners::Edges,
+                    TowerKind::Glm4v => Corners::Cubic,
                     _ => Corners::Middles,
                 };
                 TowerPositions::Resampled(Resampling { side, corners })

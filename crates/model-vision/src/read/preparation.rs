@@ -8,7 +8,7 @@ use super::{Source, setting};
 use crate::family::{Family, ProjectorKind, TowerKind};
 use crate::pixels::Filter;
 use crate::prepare::{Preparation, Shape};
-use crate::size::{Size, SmartSize};
+use crate::size::{Size, SmallSides, SmartSize};
 use crate::tiles::Tiling;
 use crate::tower::LINE_END;
 
@@ -31,9 +31,10 @@ impl Source<'_> {
             Ok(self.optional_count(key)?.map_or(or, |n| n as u64))
         };
         let shape = match family.tower {
-            TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Qwen3Vl => {
+            TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Qwen3Vl | TowerKind::Glm4v => {
                 let [least, most] = match family.tower {
                     TowerKind::Qwen3Vl => [1 << 16, 1 << 24],
+                    TowerKind::Glm4v => [112 * 112 / 2, 28 * 28 * 15_000 / 2],
                     _ => [56 * 56, 28 * 28 * 1280],
                 };
                 let merge = as_u32(self.merge()?);
@@ -45,7 +46,10 @@ impl Source<'_> {
                             pixels("image_min_pixels", least)?,
                             pixels("image_max_pixels", most)?,
                         ],
-                        least_side: 0,
+                        small: match family.tower {
+                            TowerKind::Glm4v => SmallSides::Enlarged,
+                            _ => SmallSides::AsTheyAre,
+                        },
                     },
                     window: self.window(family)?.map(as_u32),
                 }
@@ -77,7 +81,7 @@ impl Source<'_> {
                         pixels("image_min_pixels", 64 * n_pixels)?,
                         pixels("image_max_pixels", 256 * n_pixels)?,
                     ],
-                    least_side: as_u32(factor),
+                    small: SmallSides::WholeFactor,
                 };
                 let tolerance = self.metadata.optional("clip.vision.preproc_tolerance")?;
                 let tiling = Tiling::OfLarge {

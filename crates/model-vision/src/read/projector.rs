@@ -50,6 +50,25 @@ impl Source<'_> {
                 steps.extend(self.two_matrices("mm.model.mlp.1.weight", "mm.model.mlp.3.weight")?);
                 steps
             }
+            ProjectorKind::Gated => {
+                let norm = Norm {
+                    kind: NormKind::LayerWithBias,
+                    eps: 1e-5,
+                };
+                let matrix =
+                    |name: &str| Ok::<_, ModelError>((name.to_owned(), self.rows_of(name)?));
+                let (fc, width) = matrix("mm.model.fc.weight")?;
+                let [gate, up, down] =
+                    ["gate", "up", "down"].map(|part| matrix(&format!("mm.{part}.weight")));
+                let activation = self.activation()?.unwrap_or(Activation::Silu);
+                vec![
+                    ProjectorStep::Affine(PATCH_MERGER.to_owned(), self.rows_of(PATCH_MERGER)?),
+                    ProjectorStep::Matrix(fc, width),
+                    ProjectorStep::Norm(norm, "mm.post_norm".to_owned()),
+                    ProjectorStep::Activate(Activation::GeluErf),
+                    ProjectorStep::Gated([gate?, up?, down?], activation),
+                ]
+            }
             ProjectorKind::Squares => {
                 let name = "mm.model.fc.weight";
                 vec![ProjectorStep::Matrix(name.to_owned(), self.rows_of(name)?)]
