@@ -38,6 +38,11 @@ fn read(model: &Model, sizes: &[[u32; 2]]) -> Vec<PreparedPicture> {
 
 /// The prompt of the reference, about two pictures of these sizes.
 fn prompt(model: &Model, sizes: &[[u32; 2]]) -> PromptTokens {
+    prompt_asking(model, sizes, " of what?")
+}
+
+/// The same with another question behind the pictures.
+fn prompt_asking(model: &Model, sizes: &[[u32; 2]], question: &str) -> PromptTokens {
     let text = |text: &str| json!({"type": "text", "text": text});
     let image = json!({"type": "image"});
     let content: Value = [
@@ -45,7 +50,7 @@ fn prompt(model: &Model, sizes: &[[u32; 2]]) -> PromptTokens {
         image.clone(),
         text(" and another "),
         image,
-        text(" of what?"),
+        text(question),
     ]
     .into_iter()
     .collect();
@@ -119,6 +124,26 @@ impl PictureEncoder for ReferenceRows {
     }
 }
 
+/// A model with this encoder in place of its tower's.
+fn with_encoder(name: &str, mark: &str, encoder: Box<dyn PictureEncoder>) -> Model {
+    let folder = tempfile::tempdir().unwrap();
+    expand(name, mark, folder.path());
+    let file = ModelFile::open(folder.path(), &architectures()).unwrap();
+    let config = EngineConfig {
+        kv_types: KvTypes::from(KvType::F32),
+        n_ctx: Some(256),
+        n_seqs: 4,
+        ..EngineConfig::default()
+    };
+    let backend = open_backend(BackendOptions::default()).unwrap();
+    let engine = Engine::new(backend, file.model().clone(), file.weights(), &config).unwrap();
+    let extras = ServiceExtras {
+        tower: Some(Tower::new(encoder, usize::MAX)),
+        ..ServiceExtras::default()
+    };
+    Model::with_engine(file, engine, extras).unwrap()
+}
+
 /// Largest difference of a log probability.
 const TOLERANCE: f64 = 2e-4;
 
@@ -132,23 +157,7 @@ fn logits_over_the_references_rows_are_its_own() {
             (read.picture.name(), rows)
         };
         let rows = read(&seeing, &SIZES).iter().enumerate().map(rows).collect();
-        let tower = Tower::new(Box::new(ReferenceRows(rows)), usize::MAX);
-        let config = EngineConfig {
-            kv_types: KvTypes::from(KvType::F32),
-            n_ctx: Some(256),
-            ..EngineConfig::default()
-        };
-        let backend = open_backend(BackendOptions::default()).unwrap();
-        let (model, weights) = (seeing.file().model().clone(), seeing.file().weights());
-        let engine = Engine::new(backend, model, weights, &config).unwrap();
-        let extras = ServiceExtras {
-            tower: Some(tower),
-            ..ServiceExtras::default()
-        };
-        let folder = tempfile::tempdir().unwrap();
-        expand(name, mark, folder.path());
-        let file = ModelFile::open(folder.path(), &architectures()).unwrap();
-        let mut model = Model::with_engine(file, engine, extras).unwrap();
+        let mut model = with_encoder(name, mark, Box::new(ReferenceRows(rows)));
         let prompt = prompt(&seeing, &SIZES);
         let options = GenerateOptions {
             sampler: SamplerConfig::greedy(),
@@ -204,6 +213,9 @@ fn texts_about_pictures_do_not_depend_on_company() {
     }
 }
 
+/// Models that keep states, which have the points alone at which they were kept.
+const WITH_STATES: [&str; 3] = ["qwen3_5", "qwen3_5_moe", "lfm2_vl"];
+
 /// A second request about the same pictures computes neither them nor their tokens; one about
 /// others shares what is before them.
 #[test]
@@ -224,7 +236,7 @@ fn the_same_picture_is_computed_once() {
         let again = texts(&mut model, vec![again]).remove(0);
         assert_eq!(ids(&again), wanted, "{name}");
         let assert_reused = |n: usize, wanted: usize| {
-            if ["qwen3_5", "qwen3_5_moe", "lfm2_vl"].contains(&name) {
+            if WITH_STATES.contains(&name) {
                 // A state has the point alone at which it was kept.
                 assert!(n <= wanted, "{name}");
             } else {
@@ -242,6 +254,53 @@ fn the_same_picture_is_computed_once() {
         // Shorter beginnings are computed again; rows of both pictures were kept.
         assert!([0, before].contains(&other.usage.n_reused()), "{name}");
         assert_eq!(computed(&mut model), 3, "{name}");
+    }
+}
+
+/// A second question about the same pictures computes no token of theirs.
+#[test]
+fn another_question_computes_itself_alone() {
+    for (name, mark) in MODELS {
+        // A sequence for each copy.
+        let config = EngineConfig {
+            n_seqs: 4,
+            ..EngineConfig::default()
+        };
+        let mut model = open(name, mark, config);
+        let first = prompt(&model, &SIZES);
+        let second = prompt_asking(
+            &model,
+            &SIZES,
+            "Say what you see in them, in one word, and say nothing else.",
+        );
+        let same = first.tokens.iter().zip(&second.tokens);
+        let n_same = same.take_while(|(a, b)| a == b).count();
+        let (end, n_second) = (
+            first.pictures.last().unwrap().places().end,
+            second.tokens.len(),
+        );
+        assert!(n_same >= end, "{name}");
+        let done = texts(
+            &mut open(name, mark, EngineConfig::default()),
+            vec![second.clone()],
+        );
+        let wanted = ids(&done[0]);
+        texts(&mut model, vec![first]);
+        let again = texts(&mut model, vec![second]).remove(0);
+        let n_reused = again.usage.n_reused();
+        if WITH_STATES.contains(&name) {
+            // Behind the token that marks the picture's end, whatever the questions share.
+            assert_eq!(n_reused, end + 1, "{name}");
+        } else {
+            assert_eq!(n_reused, n_same, "{name}");
+        }
+        let (n_computed, n_new) = (n_second - n_reused, n_second - n_same);
+        assert!(
+            n_computed * 100 <= n_new * 105,
+            "{name}: {n_computed} of {n_new}"
+        );
+        assert_eq!(ids(&again), wanted, "{name}");
+        assert_eq!(model.session().tower().unwrap().n_computed(), 2, "{name}");
     }
 }
 

@@ -194,6 +194,7 @@ impl Trace {
                     PromptRows::Last
                 },
                 checkpoints: submitted.checkpoints.clone(),
+                parting: submitted.parting,
                 siblings: (first + 1..end).map(RequestId).collect(),
                 tenant: submitted.tenant.map_or_else(Tenant::default, Tenant::from),
                 ..Request::default()

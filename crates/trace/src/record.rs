@@ -98,6 +98,9 @@ pub(crate) struct SubmittedRequest {
     /// Where messages of the prompt end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) checkpoints: Vec<usize>,
+    /// Where its last picture ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) parting: Option<usize>,
     /// Whose it is; `None` where there is one tenant without limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tenant: Option<TracedTenant>,

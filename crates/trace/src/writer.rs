@@ -139,6 +139,7 @@ impl TraceWriter {
             salt,
             has_all_rows: request.prompt_rows == PromptRows::All,
             checkpoints: request.checkpoints.clone(),
+            parting: request.parting,
             tenant: TracedTenant::new(request.tenant, &mut self.tenants),
             prompt,
         });

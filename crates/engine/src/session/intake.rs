@@ -20,7 +20,7 @@ use kv_backend::CancelFlag;
 use kv_core::TokenId;
 use model_core::adapters::Adapters;
 use model_core::picture::{PictureRun, names_are_of};
-use model_core::tokenizer::Tokenizer;
+use model_core::tokenizer::{TokenKind, Tokenizer};
 
 use super::error::ServiceError;
 use super::stream::{StepGuests, TextSender, TextStream};
@@ -292,11 +292,12 @@ impl Intake {
         let request = Request {
             id: first_id,
             priority,
-            prompt,
             prefix,
             prompt_rows,
             checkpoints,
+            parting: self.parting(&pictures, &prompt),
             together: together(&pictures),
+            prompt,
             siblings: Vec::new(),
             tenant,
             overflow: self.long_context.overflow(long_context),
@@ -308,6 +309,17 @@ impl Intake {
         };
         let requests = requests_of(request, n);
         Ok((Submission { requests, texts }, streams))
+    }
+
+    /// After how many tokens of a prompt others part from it that are about the same pictures:
+    /// behind the rows of the last, and behind the token that marks their end where there is one.
+    pub(super) fn parting(&self, pictures: &[PictureRun], prompt: &[TokenId]) -> Option<usize> {
+        let end = pictures.last()?.places().end;
+        let marks_end = |&token: &TokenId| {
+            let is_control = self.tokenizer.token_kind(token) == Some(TokenKind::Control);
+            is_control && !self.tokenizer.is_end_of_generation(token)
+        };
+        Some(end + usize::from(prompt.get(end).is_some_and(marks_end)))
     }
 
     /// The adapters of a text with these scales; `None` where the model has none.

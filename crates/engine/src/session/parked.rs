@@ -111,6 +111,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         self.check_room(prompt.len(), n_text)?;
         self.intake.check_pictures(&prompt, &live.pictures)?;
         let together = together(&live.pictures);
+        let parting = self.intake.parting(&live.pictures, &prompt);
         let Some(mut live) = self.parked.remove(&id) else {
             return Err(ServiceError::NotParked { request: id });
         };
@@ -129,6 +130,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         self.handle(Event::Release(id));
         self.handle(Event::Submit(Request {
             id,
+            parting,
             prompt,
             prefix,
             together,

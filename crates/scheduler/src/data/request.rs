@@ -41,6 +41,9 @@ pub struct Request {
     /// After so many tokens of the prompt others are likely to part from it: where messages end.
     /// Where windows or states can only be copied as they are, a copy is kept there.
     pub checkpoints: Vec<usize>,
+    /// After so many tokens of the prompt others part from it whose first tokens take long to
+    /// compute: behind its last picture. A copy is kept there, too, however near another one is.
+    pub parting: Option<usize>,
     /// Tokens of the prompt that see each other, the later ones too, by their numbers, in order:
     /// they are computed in one step, and take a ubatch that holds them.
     pub together: Vec<Range<usize>>,

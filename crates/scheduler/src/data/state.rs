@@ -25,6 +25,8 @@ pub(crate) struct RequestState {
     pub(crate) prompt_rows: PromptRows,
     /// After so many tokens of its prompt others are likely to part from it.
     pub(crate) checkpoints: Vec<usize>,
+    /// After so many others part from it whose first tokens take long to compute.
+    pub(crate) parting: Option<usize>,
     /// Tokens of its prompt that see each other.
     pub(crate) together: Vec<Range<usize>>,
     /// Further texts of the prompt, until it is complete.
@@ -124,6 +126,7 @@ impl RequestState {
             prefix: request.prefix,
             prompt_rows: request.prompt_rows,
             checkpoints: request.checkpoints,
+            parting: request.parting,
             together: request.together,
             siblings: request.siblings,
             tenant: request.tenant.id,

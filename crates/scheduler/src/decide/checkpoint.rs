@@ -70,7 +70,8 @@ pub(crate) fn checkpoint_work<M: Memory>(parts: PartsView<'_, M>) -> Option<Chec
 
 /// After how many of its tokens copies of a request are to be kept, where windows or states can
 /// only be copied as they are: where its messages end, where it parts from what was computed
-/// before, and one token before the end of its prompt, so that the same prompt finds it again.
+/// before, behind its last picture, and one token before the end of its prompt, so that the same
+/// prompt finds it again.
 pub(crate) fn checkpoints_of(
     request: &RequestState,
     n_done: usize,
@@ -83,10 +84,13 @@ pub(crate) fn checkpoints_of(
     }
     let mut checkpoints = vec![n_prompt - 1];
     let is_apart = |a: usize, b: usize| a.abs_diff(b) >= MIN_GAIN;
+    let is_inside = |place: usize| place >= n_done + MIN_GAIN && place < n_prompt;
+    let parting = request.parting.filter(|&place| is_inside(place));
+    // What parts there finds nothing of use behind it.
+    checkpoints.extend(parting.filter(|&place| place < n_prompt - 1));
     // Each costs a copy, so of two that are close the first in this order is kept.
     for place in std::iter::once(n_common).chain(request.checkpoints.iter().rev().copied()) {
-        let is_inside = place >= n_done + MIN_GAIN && place < n_prompt;
-        if is_inside && checkpoints.iter().all(|&other| is_apart(place, other)) {
+        if is_inside(place) && checkpoints.iter().all(|&other| is_apart(place, other)) {
             checkpoints.push(place);
         }
     }
