@@ -4,9 +4,13 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use cellar::engine::serve::{FinishedText, ServiceExtras, TextRequest};
+use cellar::engine::serve::{FinishedText, ServiceExtras, TextRequest, TextStream};
+use cellar::engine::session::Activity;
 use cellar::engine::{Engine, Logprobs, MAX_TOP_LOGPROBS, Tower};
+use cellar::kv_backend::BackendError;
 use cellar::model_core::picture::{Picture, PictureEncoder, PictureName};
 use cellar::{
     BackendOptions, CancelFlag, EngineConfig, Error, GenerateOptions, KvType, KvTypes, Model,
@@ -302,6 +306,66 @@ fn another_question_computes_itself_alone() {
         assert_eq!(ids(&again), wanted, "{name}");
         assert_eq!(model.session().tower().unwrap().n_computed(), 2, "{name}");
     }
+}
+
+/// An encoder that a function is in place of.
+struct OddEncoder<F>(F);
+
+impl<F> PictureEncoder for OddEncoder<F>
+where
+    F: FnMut(&CancelFlag) -> Result<Vec<f32>, PictureError> + Send,
+{
+    fn encode(&mut self, _: &Picture, cancel: &CancelFlag) -> Result<Vec<f32>, PictureError> {
+        self.0(cancel)
+    }
+}
+
+/// A text that is left in the middle of its picture, and one whose picture cannot be computed, end:
+/// others of the same step go on as if they were alone.
+#[test]
+fn a_picture_stops_with_its_own_text() {
+    let (name, mark) = MODELS[0];
+    let seeing = open(name, mark, EngineConfig::default());
+    let plain = || PromptTokens {
+        tokens: prompt(&seeing, &SIZES).tokens[..6].to_vec(),
+        pictures: Vec::new(),
+    };
+    let wanted = ids(&texts(
+        &mut open(name, mark, EngineConfig::default()),
+        vec![plain()],
+    )[0]);
+    let left = Arc::new(Mutex::new(None::<TextStream>));
+    let leaves = Arc::clone(&left);
+    let was_told = Arc::new(AtomicBool::new(false));
+    let tells = Arc::clone(&was_told);
+    let encoder = OddEncoder(move |cancel: &CancelFlag| {
+        drop(leaves.lock().unwrap().take());
+        tells.store(cancel.is_cancelled(), Ordering::Relaxed);
+        if cancel.is_cancelled() {
+            return Err(PictureError::Backend(BackendError::Cancelled));
+        }
+        let reason = "it is too dark".to_owned();
+        Err(PictureError::Unreadable { reason })
+    });
+    let mut model = with_encoder(name, mark, Box::new(encoder));
+    let session = model.session();
+    // Without flags of their own, as in a server.
+    let request = |prompt| TextRequest {
+        cancel: None,
+        ..request(prompt)
+    };
+    *left.lock().unwrap() = Some(session.submit(request(prompt(&seeing, &SIZES))).unwrap());
+    let other = session.submit(request(plain())).unwrap();
+    while session.step() == Activity::Busy {}
+    assert!(was_told.load(Ordering::Relaxed));
+    assert_eq!(ids(&other.finish().unwrap()), wanted);
+    let dark = session.submit(request(prompt(&seeing, &SIZES))).unwrap();
+    let other = session.submit(request(plain())).unwrap();
+    while session.step() == Activity::Busy {}
+    assert_eq!(ids(&other.finish().unwrap()), wanted);
+    let error = dark.finish().unwrap_err().to_string();
+    assert!(error.contains("it is too dark"), "{error}");
+    assert_eq!(session.tower().unwrap().n_computed(), 0);
 }
 
 #[test]

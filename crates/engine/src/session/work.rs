@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cellar_scheduler::{
-    Event, RequestId, RowReport, RowUse, Shift, ShiftResult, Step, StepFailure,
+    Event, Feed, RequestId, RowReport, RowUse, Shift, ShiftResult, Step, StepFailure,
 };
 use kv_backend::{Backend, BackendError, CancelFlag};
 use kv_core::batch::Batch;
@@ -152,12 +152,14 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             self.engine.set_adapters(feed.seq, adapters);
         }
         let n_candidates = self.n_candidates(step);
+        let pictures = match self.pictures_of(step) {
+            Ok(pictures) => pictures,
+            Err((feed, error)) => return self.fail_picture(step, feed, error),
+        };
         let cancel = self.cancel_flag(step.texts());
+        // Pictures do not count: tokens of other prompts take no longer for them.
         let began = Instant::now();
-        let computed = self.pictures_of(step, &cancel).and_then(|pictures| {
-            self.engine
-                .decode_planned(planned, pictures, n_candidates, &cancel)
-        });
+        let computed = (self.engine).decode_planned(planned, pictures, n_candidates, &cancel);
         let computed = computed.map(|rows| {
             let on_first_token = |request| {
                 let now = micros(self.started.elapsed());
@@ -190,45 +192,75 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                 step.texts().for_each(|id| self.handle(Event::Cancel(id)));
                 self.handle(Event::StepFailed(StepFailure::Cancelled));
             }
-            Err(error) => {
-                self.note_lost_device(&error);
-                let failure = if self.intake.has_lost_device() {
-                    StepFailure::DeviceLost
-                } else {
-                    StepFailure::Computation
-                };
-                tracing::warn!(%error, n_requests = step.feeds.len(), "a step failed");
-                let error = Arc::new(error);
-                let is_concerned = |id: &RequestId| {
-                    failure == StepFailure::DeviceLost || step.texts().any(|text| text == *id)
-                };
-                let concerned = self.texts.iter_mut().filter(|(id, _)| is_concerned(id));
-                concerned.for_each(|(_, live)| live.error = Some(Arc::clone(&error)));
-                self.handle(Event::StepFailed(failure));
-            }
+            Err(error) => self.fail_step(step, error),
         }
     }
 
-    /// The rows of pictures that a step needs; the tower computes those that are due and not kept.
-    fn pictures_of(
-        &mut self,
-        step: &Step,
-        cancel: &CancelFlag,
-    ) -> Result<StepPictures, EngineError> {
+    /// The rows of pictures that a step needs; the tower computes those that are due and not kept,
+    /// until their own texts are cancelled. Fails with the feed whose picture it was.
+    fn pictures_of<'s>(&mut self, step: &'s Step) -> Result<StepPictures, (&'s Feed, EngineError)> {
         let mut pictures = StepPictures::default();
         for feed in &step.feeds {
             let live = self.texts.get(&feed.request);
-            let (Some(live), Some(tower)) = (live, &mut self.tower) else {
+            let Some(live) = live.filter(|live| !live.pictures.is_empty()) else {
                 continue;
             };
-            if !live.pictures.is_empty() {
-                let first = feed.first.as_usize();
-                let places = first..first + feed.tokens.len();
-                let runs = tower.of_step(&live.pictures, live.viewers, places, cancel)?;
-                pictures.insert(feed.seq, runs);
+            let texts = feed.texts.iter();
+            if texts
+                .filter_map(|text| self.texts.get(text))
+                .all(|text| text.sender.is_cancelled())
+            {
+                return Err((feed, EngineError::Cancelled));
             }
+            let cancel = self.cancel_flag(feed.texts.iter().copied());
+            let Some(tower) = &mut self.tower else {
+                continue;
+            };
+            let first = feed.first.as_usize();
+            let places = first..first + feed.tokens.len();
+            let runs = tower.of_step(&live.pictures, live.viewers, places, &cancel);
+            pictures.insert(feed.seq, runs.map_err(|error| (feed, error))?);
         }
         Ok(pictures)
+    }
+
+    /// Gives up the texts of a feed whose picture was not computed. The others of the step go on.
+    fn fail_picture(&mut self, step: &Step, feed: &Feed, error: EngineError) {
+        self.note_lost_device(&error);
+        if self.intake.has_lost_device() {
+            return self.fail_step(step, error);
+        }
+        self.handle(Event::StepFailed(StepFailure::Cancelled));
+        if matches!(error, EngineError::Cancelled) {
+            for &text in &feed.texts {
+                self.handle(Event::Cancel(text));
+            }
+            return;
+        }
+        tracing::warn!(%error, "a picture could not be computed");
+        let error = Arc::new(error);
+        for &text in &feed.texts {
+            self.set_error(text, &error);
+            self.handle(Event::Fail(text));
+        }
+    }
+
+    /// Notes that a step could not be computed, for the requests that this concerns.
+    fn fail_step(&mut self, step: &Step, error: EngineError) {
+        self.note_lost_device(&error);
+        let failure = if self.intake.has_lost_device() {
+            StepFailure::DeviceLost
+        } else {
+            StepFailure::Computation
+        };
+        tracing::warn!(%error, n_requests = step.feeds.len(), "a step failed");
+        let error = Arc::new(error);
+        let is_concerned = |id: &RequestId| {
+            failure == StepFailure::DeviceLost || step.texts().any(|text| text == *id)
+        };
+        let concerned = self.texts.iter_mut().filter(|(id, _)| is_concerned(id));
+        concerned.for_each(|(_, live)| live.error = Some(Arc::clone(&error)));
+        self.handle(Event::StepFailed(failure));
     }
 
     /// What cancels work for these texts: one alone may have a flag of its own.
