@@ -4,8 +4,10 @@
 
 use std::path::Path;
 
+use crate::serve::Server;
 use crate::support::{directory, failure, json, output};
-use serde_json::Value;
+use model_tests::http::{get, post, request, send_raw};
+use serde_json::{Value, json as object};
 
 /// Mixtures of several kinds: shared experts, experts in some layers, groups, biases.
 const MIXTURES: [&str; 4] = ["qwen3_moe", "qwen2_moe", "glm4_moe", "phimoe"];
@@ -65,6 +67,66 @@ fn logits_and_texts_are_those_of_a_model_held_whole() {
                 );
             }
         }
+    }
+}
+
+/// Texts that come at once to two mixtures, with too little memory for their experts and for their
+/// contexts, so that some are preempted; and clients that go while theirs is computed.
+#[test]
+fn texts_are_the_same_while_others_are_preempted_and_cancelled() {
+    const PROMPTS: [&str; 3] = ["Once upon", "The sun", "Tom had"];
+    let (folder, first) = converted("qwen3_moe");
+    let (_other, second) = converted("qwen2_moe");
+    let renamed = folder.path().join("second.gguf").display().to_string();
+    std::fs::copy(second, &renamed).unwrap();
+    let models = [("model", first), ("second", renamed)];
+    let alone = models.clone().map(|(_, path)| {
+        PROMPTS.map(|prompt| {
+            let run = [
+                "run", "-m", &path, prompt, "--raw", "--temp", "0", "-n", "40",
+            ];
+            json(&[&run[..], &["--json"]].concat())["text"].clone()
+        })
+    });
+    let [(_, first), (_, second)] = &models;
+    let args = ["-m", first, "-m", second, "-c", "96", "--parallel", "3"];
+    let server = Server::start(&[&args[..], &["--expert-memory", "48K"]].concat());
+    let address = server.address;
+    let body = |model: &str, prompt: &str| object!({"model": model, "prompt": prompt, "max_tokens": 40, "temperature": 0});
+    for round in 0..2 {
+        std::thread::scope(|scope| {
+            for ((model, _), alone) in models.iter().zip(&alone) {
+                for (prompt, alone) in PROMPTS.iter().zip(alone) {
+                    let body = body(model, prompt);
+                    scope.spawn(move || {
+                        let answer = post(address, "/v1/completions", &body);
+                        assert_eq!(answer.status, 200, "{}", answer.body);
+                        assert_eq!(answer.json()["choices"][0]["text"], *alone, "{body}");
+                    });
+                }
+                let headers = [("content-type", "application/json")];
+                let body = body(model, "One day").to_string();
+                let asked = request("POST", "/v1/completions", &headers, &body);
+                scope.spawn(move || {
+                    let stream = send_raw(address, asked.as_bytes()).unwrap();
+                    std::thread::sleep(std::time::Duration::from_millis(20 + 30 * round));
+                    drop(stream);
+                });
+            }
+        });
+    }
+    let metrics = get(address, "/metrics").body;
+    let value = |name: &str| -> f64 {
+        let line = metrics.lines().find(|line| line.starts_with(name));
+        let line = line.unwrap_or_else(|| panic!("{name}: {metrics}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert!(value("cellar_preemptions_total") > 0.0, "{metrics}");
+    for (model, _) in &models {
+        let of = |name: &str| value(&format!("{name}{{model_name=\"{model}\"}}"));
+        assert!(of("cellar_expert_misses_total") > 0.0);
+        assert_eq!(of("cellar_expert_budget_bytes"), f64::from(48 << 10));
+        assert!(of("cellar_expert_bytes") <= of("cellar_expert_budget_bytes"));
     }
 }
 

@@ -13,13 +13,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use expert_cache::{
-    Acquisition, Choice, ExpertCache, ExpertId, ReadEnd, RouteStep, RouteTrace, Stack,
+    Acquisition, Choice, ExpertCache, ExpertId, Forecast, ReadEnd, RouteStep, RouteTrace, Stack,
     smallest_budget,
 };
 use kv_backend::{BackendError, ExpertMeter};
 use memmap2::MmapMut;
 
-use crate::repack::{ExpertLayout, PackedRows};
+use crate::machine;
+use crate::repack::{ExpertLayout, FileCache, PackedRows, RowReader};
 
 /// Threads that read. Disks answer several requests faster than one after the other.
 const N_READERS: usize = 4;
@@ -62,6 +63,8 @@ struct State {
     /// What the next layer will use, likely.
     likely: VecDeque<ExpertId>,
     failed: HashMap<ExpertId, BackendError>,
+    /// What becomes of what is read.
+    cache_of_files: FileCache,
     is_closed: bool,
 }
 
@@ -99,6 +102,7 @@ impl ExpertStore {
             ahead: VecDeque::new(),
             likely: VecDeque::new(),
             failed: HashMap::new(),
+            cache_of_files: FileCache::Used,
             is_closed: false,
         };
         let mut store = Self {
@@ -180,6 +184,7 @@ impl ExpertStore {
             state.by_name.insert(layout.name().to_owned(), number);
             state.stacks.push((stack, layout));
         }
+        state.cache_of_files = cache_for(&state.stacks, budget);
         let stacks: Vec<_> = state.stacks.iter().map(|(stack, _)| *stack).collect();
         self.shared
             .options
@@ -210,6 +215,25 @@ impl ExpertStore {
             state.likely.extend(state.cache.likely(next));
         }
         self.shared.read_ahead(state);
+    }
+
+    /// Takes what the router of a stack's layer will choose, likely, and begins to read it after
+    /// what is needed before. Where that was wrong too often, nothing happens.
+    pub(crate) fn expect(&self, stack: u32, experts: &[u32]) {
+        let mut guard = self.shared.lock();
+        let state = &mut *guard;
+        let Some(layer) = state.stacks.get(stack as usize).map(|(s, _)| s.layer) else {
+            return;
+        };
+        if state.cache.expect(layer, experts) == Forecast::Trusted {
+            state.likely = state.cache.wanted(layer).into();
+            self.shared.read_ahead(state);
+        }
+    }
+
+    /// The layer whose first stack this is.
+    pub(crate) fn layer_that_begins_with(&self, stack: u32) -> Option<u32> {
+        self.shared.lock().layer_that_begins_with(stack)
     }
 
     /// Takes those of a stack's experts that are in memory and removes them from `missing`; waits
@@ -404,7 +428,7 @@ impl SharedStore {
 
     /// Reads what is queued until the store is closed.
     fn read_all(&self) {
-        let mut copy = Vec::new();
+        let mut reader = RowReader::default();
         let mut state = self.lock();
         loop {
             if state.is_closed {
@@ -415,9 +439,10 @@ impl SharedStore {
                 state = woken.unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
+            reader.cache = state.cache_of_files;
             drop(state);
             let (id, n_bytes) = (job.id, job.layout.stored_bytes());
-            let read = read(job, &mut copy);
+            let read = read(job, &mut reader);
             state = self.lock();
             self.read_ended(&mut state, id, read);
             self.options.meter.add_read(n_bytes as u64);
@@ -445,7 +470,19 @@ impl SharedStore {
     }
 }
 
-fn read(job: Job, copy: &mut Vec<u8>) -> Result<PackedRows, BackendError> {
+/// Files that fit in memory beside the budget are read faster a second time.
+fn cache_for(stacks: &[(Stack, Arc<ExpertLayout>)], budget: u64) -> FileCache {
+    let of_file = |(_, layout): &(_, Arc<ExpertLayout>)| layout.stored_bytes() * layout.n_experts();
+    let n_bytes = stacks.iter().map(of_file).fold(0, usize::saturating_add);
+    let beside = usize::try_from(budget).unwrap_or(usize::MAX);
+    if machine::has_room_for(n_bytes.saturating_add(beside)) {
+        FileCache::Used
+    } else {
+        FileCache::Passed
+    }
+}
+
+fn read(job: Job, reader: &mut RowReader) -> Result<PackedRows, BackendError> {
     let n_bytes = job.layout.n_bytes();
     let memory = match job.memory {
         Some(memory) => memory,
@@ -455,7 +492,7 @@ fn read(job: Job, copy: &mut Vec<u8>) -> Result<PackedRows, BackendError> {
             what: format!("an expert of '{}'", job.layout.name()),
         })?,
     };
-    job.layout.read(job.id.expert as usize, memory, copy)
+    job.layout.read(job.id.expert as usize, memory, reader)
 }
 
 fn id_of(stack: u32, expert: usize) -> ExpertId {

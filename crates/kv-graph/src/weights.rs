@@ -24,6 +24,14 @@ pub trait ByteOwner: Send + Sync {
         from.map(|from| to.copy_from_slice(from)).is_some()
     }
 
+    /// Reads some of them, and perhaps others around them, to `buffer`, and returns where in it
+    /// they are; `None` where they do not exist. An owner that has them in a file need not have
+    /// the system keep them for the next read.
+    fn read_once(&self, range: Range<usize>, buffer: &mut Vec<u8>) -> Option<Range<usize>> {
+        buffer.resize(range.len(), 0);
+        self.copy(range.start, buffer).then_some(0..range.len())
+    }
+
     /// True if [`ByteOwner::copy`] reads a file: the bytes need no memory of this process until
     /// [`ByteOwner::bytes`] are looked at.
     fn is_in_file(&self) -> bool {
@@ -106,6 +114,17 @@ impl SharedBytes {
             .checked_add(to.len())
             .filter(|end| *end <= self.range.len());
         end.is_some() && self.owner.copy(self.range.start + start, to)
+    }
+
+    /// Some of these bytes, read to `buffer`, see [`ByteOwner::read_once`].
+    pub fn read_once<'b>(&self, range: Range<usize>, buffer: &'b mut Vec<u8>) -> Option<&'b [u8]> {
+        let start = self.range.start.checked_add(range.start)?;
+        let end = self.range.start.checked_add(range.end)?;
+        if start > end || end > self.range.end {
+            return None;
+        }
+        let found = self.owner.read_once(start..end, buffer)?;
+        buffer.get(found)
     }
 
     /// True if [`SharedBytes::copy`] reads a file, see [`ByteOwner::is_in_file`].

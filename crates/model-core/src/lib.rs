@@ -11,6 +11,8 @@ pub mod architecture;
 pub mod blocks;
 pub mod chat_template;
 pub mod date;
+#[cfg(target_os = "linux")]
+mod direct_file;
 pub mod directory;
 pub mod error;
 pub mod file_start;

@@ -5,14 +5,19 @@
 
 use std::fs::{self, File, Metadata};
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+#[cfg(target_os = "linux")]
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use kv_graph::weights::{ByteOwner, SharedBytes, SourceChanged};
 use memmap2::Mmap;
 
+#[cfg(target_os = "linux")]
+use crate::direct_file::DirectFile;
 #[cfg(unix)]
 use crate::map_guard::MapGuard;
 
@@ -54,6 +59,8 @@ pub(crate) fn map_file(path: &Path) -> Result<SharedBytes, MapError> {
         #[cfg(unix)]
         guard: MapGuard::new(&map)?,
         has_changed: AtomicBool::new(false),
+        #[cfg(target_os = "linux")]
+        direct: OnceLock::new(),
         map,
         file,
         path: path.to_owned(),
@@ -86,6 +93,10 @@ struct MappedFile {
     guard: MapGuard,
     /// True if it was found to have changed.
     has_changed: AtomicBool,
+    /// The same file for reads past the system's cache, once there was one; `None` where its file
+    /// system has none.
+    #[cfg(target_os = "linux")]
+    direct: OnceLock<Option<DirectFile>>,
     map: Mmap,
     file: File,
     path: PathBuf,
@@ -134,9 +145,22 @@ impl ByteOwner for MappedFile {
         read_at(&self.file, start as u64, to).is_ok()
     }
 
+    /// Past the system's cache where that works, as what is in it takes memory from others.
+    #[cfg(target_os = "linux")]
+    fn read_once(&self, range: Range<usize>, buffer: &mut Vec<u8>) -> Option<Range<usize>> {
+        let open = || DirectFile::open(&self.path, &self.file);
+        let direct = self.direct.get_or_init(open).as_ref();
+        direct
+            .and_then(|direct| direct.read(range.clone(), buffer))
+            .or_else(|| {
+                buffer.resize(range.len(), 0);
+                self.copy(range.start, buffer).then_some(0..range.len())
+            })
+    }
+
     /// Only where the system has a call for it.
     #[cfg(unix)]
-    fn release(&self, bytes: std::ops::Range<usize>) {
+    fn release(&self, bytes: Range<usize>) {
         let Some(len) = bytes.end.checked_sub(bytes.start) else {
             return;
         };
@@ -199,6 +223,13 @@ mod tests {
         assert!(part.copy(84_000, &mut copy));
         assert_eq!(copy[..], bytes[89_000..90_000]);
         assert!(!part.copy(84_001, &mut copy));
+        let mut buffer = Vec::new();
+        for range in [0..9, 4_090..70_000, 84_000..85_000, 5..5] {
+            let found = part.read_once(range.clone(), &mut buffer).unwrap();
+            assert_eq!(found, &part[range]);
+        }
+        assert_eq!(part.read_once(84_000..85_001, &mut buffer), None);
+        assert_eq!(part.read_once(from..to, &mut buffer), None);
         assert_eq!(mapped[..], bytes[..]);
         mapped.check().unwrap();
     }
@@ -233,6 +264,7 @@ mod tests {
         });
         assert_eq!(threads.map(|thread| thread.join().unwrap()), [0; 4]);
         assert!(!mapped.copy(0, &mut [0]));
+        assert_eq!(mapped.read_once(0..1, &mut Vec::new()), None);
         // The same length and time again do not bring the bytes back.
         cut.set_len(57_000).unwrap();
         cut.set_modified(before).unwrap();

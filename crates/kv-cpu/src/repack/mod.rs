@@ -13,6 +13,7 @@
 
 mod layout;
 mod one_expert;
+mod row_reader;
 
 use std::collections::HashMap;
 use std::ops::{Deref, Range};
@@ -27,6 +28,7 @@ use memmap2::{Mmap, MmapMut};
 
 use self::layout::PackedLayout;
 pub(crate) use self::one_expert::ExpertLayout;
+pub(crate) use self::row_reader::{FileCache, RowReader};
 use crate::kernels::{PackFns, WeightLayout, WeightRows};
 use crate::machine;
 use crate::storage::AlignedBytes;
@@ -308,8 +310,8 @@ struct Packer {
     checked_until: usize,
     /// True if matrices that cannot be packed are copied as they are stored.
     copies_stored: bool,
-    /// For each thread, a copy of the stored rows that it packs.
-    copies: Vec<Mutex<Vec<u8>>>,
+    /// For each thread, what reads the stored rows that it packs.
+    readers: Vec<Mutex<RowReader>>,
 }
 
 impl Packer {
@@ -345,7 +347,7 @@ impl Packer {
             n_written: 0,
             checked_until: 0,
             copies_stored,
-            copies: (0..n_threads).map(|_| Mutex::default()).collect(),
+            readers: (0..n_threads).map(|_| Mutex::default()).collect(),
         })
     }
 
@@ -406,7 +408,7 @@ impl Packer {
             .zip(to.chunks_mut(step * layout.row_bytes))
             .map(|piece| Mutex::new(Some(piece)))
             .collect();
-        let copies = &self.copies;
+        let readers = &self.readers;
         let is_packable = AtomicBool::new(true);
         lead.each(pieces.len(), &|thread, i| {
             let piece = pieces[i].lock().map(|mut piece| piece.take());
@@ -416,9 +418,9 @@ impl Packer {
             if !is_packable.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let copy = copies[thread].lock();
-            let mut copy = copy.unwrap_or_else(PoisonError::into_inner);
-            if !write_piece(weight, layout, first, to, &mut copy)? {
+            let reader = readers[thread].lock();
+            let mut reader = reader.unwrap_or_else(PoisonError::into_inner);
+            if !write_piece(weight, layout, first, to, &mut reader)? {
                 is_packable.store(false, Ordering::Relaxed);
             }
             Ok(())
@@ -446,7 +448,7 @@ fn write_piece(
     layout: &PackedLayout,
     first: usize,
     to: &mut [u8],
-    copy: &mut Vec<u8>,
+    reader: &mut RowReader,
 ) -> Result<bool, BackendError> {
     let n_rows = to.len() / layout.row_bytes;
     let row_bytes = weight.bytes().len() / weight.n_rows().max(1);
@@ -460,17 +462,15 @@ fn write_piece(
     };
     let start = first * row_bytes;
     let Some(fns) = layout.fns else {
-        let is_read = weight.bytes().copy(start, to);
-        return is_read.then_some(true).ok_or_else(failed);
+        let is_read = reader.read_to(weight.bytes(), start, to);
+        return is_read.map(|()| true).ok_or_else(failed);
     };
-    copy.resize(n_rows * row_bytes, 0);
-    if !weight.bytes().copy(start, copy) {
-        return Err(failed());
-    }
+    let range = start..start + n_rows * row_bytes;
+    let bytes = reader.read(weight.bytes(), range).ok_or_else(failed)?;
     let stored = WeightRows {
         format: weight.format(),
         layout: WeightLayout::Stored,
-        bytes: copy,
+        bytes,
         row_bytes,
         first: 0,
         n_columns: weight.n_columns(),
@@ -485,7 +485,7 @@ fn first_rows_pack(weight: &Weight, layout: &PackedLayout) -> bool {
     }
     let mut group = vec![0; layout.group_rows().min(layout.n_rows) * layout.row_bytes];
     // What cannot be read now cannot be packed later either: loading reports it.
-    write_piece(weight, layout, 0, &mut group, &mut Vec::new()).unwrap_or(false)
+    write_piece(weight, layout, 0, &mut group, &mut RowReader::default()).unwrap_or(false)
 }
 
 /// The weight that a node multiplies with.

@@ -11,7 +11,7 @@ use kv_graph::weights::Weight;
 use memmap2::MmapMut;
 
 use super::layout::PackedLayout;
-use super::{PackedBytes, PackedRows, write_piece};
+use super::{PackedBytes, PackedRows, RowReader, write_piece};
 use crate::kernels::PackFns;
 
 /// Bytes of the file that are read at a time.
@@ -81,8 +81,7 @@ impl ExpertLayout {
         self.stored.n_rows * self.stored.row_bytes
     }
 
-    /// Reads an expert into memory of [`ExpertLayout::n_bytes`], with room for a copy of what is
-    /// read at a time.
+    /// Reads an expert into memory of [`ExpertLayout::n_bytes`].
     ///
     /// # Errors
     /// [`BackendError::Device`] where the file cannot be read.
@@ -90,12 +89,12 @@ impl ExpertLayout {
         &self,
         expert: usize,
         mut memory: MmapMut,
-        copy: &mut Vec<u8>,
+        reader: &mut RowReader,
     ) -> Result<PackedRows, BackendError> {
         let mut layout = self.planned;
-        if !self.write(&layout, expert, &mut memory, copy)? {
+        if !self.write(&layout, expert, &mut memory, reader)? {
             layout = self.stored;
-            self.write(&layout, expert, &mut memory, copy)?;
+            self.write(&layout, expert, &mut memory, reader)?;
         }
         Ok(PackedRows {
             memory: Arc::new(PackedBytes::Lent(memory)),
@@ -111,7 +110,7 @@ impl ExpertLayout {
         layout: &PackedLayout,
         expert: usize,
         memory: &mut [u8],
-        copy: &mut Vec<u8>,
+        reader: &mut RowReader,
     ) -> Result<bool, BackendError> {
         let rows_at_once = (READ_BYTES / self.stored.row_bytes.max(1)).max(1);
         let step = rows_at_once.next_multiple_of(layout.group_rows());
@@ -126,7 +125,7 @@ impl ExpertLayout {
         let first = expert * self.stored.n_rows;
         let pieces = memory.chunks_mut(step * layout.row_bytes);
         for (at, piece) in pieces.enumerate() {
-            if !write_piece(&self.weight, layout, first + at * step, piece, copy)? {
+            if !write_piece(&self.weight, layout, first + at * step, piece, reader)? {
                 return Ok(false);
             }
         }
