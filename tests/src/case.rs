@@ -26,6 +26,8 @@ pub enum KeyOrder {
     Latents,
     /// The same, with the halves of the shared keys as pairs.
     LatentsInPairs,
+    /// The same, with the halves of what rotates of an indexer's keys, so much, as pairs, too.
+    IndexInPairs(usize),
 }
 
 /// The source of a model.
@@ -85,7 +87,10 @@ pub struct Case {
 impl KeyOrder {
     /// True if rows hold latents, which are keys and values.
     pub fn is_latent(self) -> bool {
-        matches!(self, Self::Latents | Self::LatentsInPairs)
+        matches!(
+            self,
+            Self::Latents | Self::LatentsInPairs | Self::IndexInPairs(_)
+        )
     }
 }
 

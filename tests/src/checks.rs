@@ -34,7 +34,7 @@ pub fn tolerance_of(recipe: &str) -> f32 {
 const CUTS: [usize; 2] = [27, 19];
 
 /// Models that read rows of any age: their indexers choose among all keys.
-const READS_ANY_AGE: [&str; 1] = ["deepseek_v32"];
+const READS_ANY_AGE: [&str; 2] = ["deepseek_v32", "glm_moe_dsa"];
 
 /// The kinds of rows that a layer may have.
 const KINDS: [RowKind; 4] = [RowKind::K, RowKind::V, RowKind::Conv, RowKind::State];
@@ -293,7 +293,8 @@ fn memories_on<B: Backend>(backend: impl Fn() -> B, case: &Case, tolerance: f32)
                 .map(LayerIdx);
             let recorded = match of_indexer {
                 Some(layer) if key.kind == RowKind::K => {
-                    RecordedValues::of_indexer(&reference, RecordKey { layer, ..key }, n_values)
+                    let key = RecordKey { layer, ..key };
+                    RecordedValues::of_indexer(&reference, key, n_values, case.keys)
                 }
                 _ => RecordedValues::of(case, &reference, key, n_values),
             };

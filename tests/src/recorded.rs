@@ -97,8 +97,13 @@ impl RecordedValues {
         reference: &Reference,
         key: RecordKey,
         n_values: usize,
+        order: KeyOrder,
     ) -> Option<Self> {
-        let (_, values) = reference.values(&name("idxk", key))?;
+        let name = name("idxk", key);
+        if let KeyOrder::IndexInPairs(n) = order {
+            return last_rows(reference, &name, n_values, KeyOrder::FirstPairs(n));
+        }
+        let (_, values) = reference.values(&name)?;
         let at = (n_values - values.len()..n_values).collect();
         Some(Self { at, values })
     }
@@ -122,13 +127,14 @@ fn last_rows(
     order: KeyOrder,
 ) -> Option<RecordedValues> {
     let (shape, mut values) = reference.values(name)?;
+    let dim = shape.last().copied()?;
     let n = match order {
         KeyOrder::Same => 0,
-        KeyOrder::Pairs => shape[2],
+        KeyOrder::Pairs => dim,
         KeyOrder::FirstPairs(n) => n,
-        KeyOrder::Latents | KeyOrder::LatentsInPairs => return None,
+        KeyOrder::Latents | KeyOrder::LatentsInPairs | KeyOrder::IndexInPairs(_) => return None,
     };
-    for head in values.chunks_exact_mut(shape[2]) {
+    for head in values.chunks_exact_mut(dim) {
         let halves = head.to_vec();
         for i in 0..n / 2 {
             (head[2 * i], head[2 * i + 1]) = (halves[i], halves[i + n / 2]);
@@ -147,7 +153,7 @@ fn latent_rows(
     order: KeyOrder,
 ) -> Option<RecordedValues> {
     let order = match order {
-        KeyOrder::LatentsInPairs => KeyOrder::Pairs,
+        KeyOrder::LatentsInPairs | KeyOrder::IndexInPairs(_) => KeyOrder::Pairs,
         _ => KeyOrder::Same,
     };
     let (latents, shared) = (name("k", key), name("v", key));

@@ -13,7 +13,7 @@ use model_core::architecture::{Architecture, MaskPlace, Model, OutputKind, Regis
 use model_core::directory::HfDirectory;
 use model_tests::{Recipe, Reference, candle, cpu, distance, fixture};
 
-const NAMES: [&str; 3] = ["dream", "llada", "llada_moe"];
+const NAMES: [&str; 4] = ["dream", "llada", "llada_moe", "rnd1"];
 /// Largest difference of a logit, of a standard deviation of 3.
 const TOLERANCE: f32 = 2e-4;
 /// The last token of each vocabulary.
@@ -156,8 +156,8 @@ fn a_seed_gives_one_text_and_another_seed_another() {
 fn the_file_says_where_the_logits_of_a_mask_are() {
     let places = NAMES.map(|name| subject(name).model().output());
     let [before, own] = [MaskPlace::Before, MaskPlace::Own].map(OutputKind::MaskLogits);
-    assert_eq!(places, [before, own, own]);
-    let examples = ["dream", "llada", "llada-moe"].map(|name| {
+    assert_eq!(places, [before, own, own, before]);
+    let examples = ["dream", "llada", "llada-moe", "rnd1"].map(|name| {
         let row = model_llama::members().find(|row| row.name == name);
         row.unwrap().example().unwrap().output()
     });

@@ -173,6 +173,12 @@ fn shared_blocks_and_linear_attention_agree() {
 }
 
 #[test]
+fn layer_norms_without_gains_agree() {
+    agrees("olmo");
+    agrees("stablelm_qk");
+}
+
+#[test]
 fn sparse_attention_agrees() {
     agrees("deepseek_v32");
 }

@@ -134,6 +134,7 @@ const ROWS: &[Row] = &[
     diffusion("dream", "Dream", &["diffusion/dream/"]),
     diffusion("llada", "LLaDA", &["diffusion/llada/"]),
     diffusion("llada-moe", "LLaDA MoE", &["diffusion/llada_moe/"]),
+    diffusion("rnd1", "RND1", &["diffusion/rnd1/"]),
     row("qwen2moe", "Qwen 1.5 and 2 MoE", "none", &["qwen2_moe"]),
     row("qwen3", "Qwen 3", "none", &["qwen3"]),
     row(
@@ -189,7 +190,12 @@ const ROWS: &[Row] = &[
             "phi3_longrope_short",
         ],
     ),
-    row("command-r", "Command R", "none", &["cohere"]),
+    row(
+        "command-r",
+        "Command R and R+",
+        "none",
+        &["cohere", "cohere_qk"],
+    ),
     row(
         "cohere2moe",
         "Command A's mixtures of experts",
@@ -226,6 +232,7 @@ const ROWS: &[Row] = &[
         "none; every 4th layer is unrotated, or those that the file names",
         &["smollm3", "smollm3_ropes"],
     ),
+    row("olmo", "OLMo 1", "none", &["olmo"]),
     row("olmoe", "OLMoE", "none", &["olmoe"]),
     row("arcee", "AFM 4.5B", "none", &["arcee"]),
     row(
@@ -257,8 +264,8 @@ const ROWS: &[Row] = &[
     numpy("minicpm", "MiniCPM 1 and 2", &["minicpm"]),
     numpy(
         "baichuan",
-        "Baichuan 7B and 13B",
-        &["baichuan", "baichuan_13b"],
+        "Baichuan 1 and 2, 7B and 13B",
+        &["baichuan", "baichuan_13b", "baichuan2"],
     ),
     numpy("xverse", "XVERSE", &["xverse"]),
     numpy("exaone", "EXAONE 3 and 3.5", &["exaone"]),
@@ -328,8 +335,8 @@ const ROWS: &[Row] = &[
     ),
     row("phi2", "Phi-1, 1.5 and 2", "none", &["phi", "phi_qk"]),
     row("nemotron", "Nemotron and Minitron", "none", &["nemotron"]),
-    row("stablelm", "StableLM", "none", &["stablelm"]),
-    row("gpt2", "GPT-2", "none", &["gpt2"]),
+    row("stablelm", "StableLM", "none", &["stablelm", "stablelm_qk"]),
+    row("gpt2", "GPT-2", "none", &["gpt2", "gpt2_gelu"]),
     row(
         "starcoder",
         "SantaCoder, StarCoder",
@@ -352,7 +359,7 @@ const ROWS: &[Row] = &[
         "none",
         &["falcon", "falcon_alibi", "falcon_40b"],
     ),
-    row("bloom", "BLOOM", "none", &["bloom"]),
+    row("bloom", "BLOOM", "none", &["bloom", "bloom_normed"]),
     row("mpt", "MPT", "none", &["mpt"]),
     row(
         "deepseek2",
@@ -368,6 +375,7 @@ const ROWS: &[Row] = &[
     ),
     row("mistral4", "Mistral 4", "none", &["mistral4"]),
     row("deepseek32", "DeepSeek V3.2", "none", &["deepseek_v32"]),
+    row("glm-dsa", "GLM-5 and 5.1", "none", &["glm_moe_dsa"]),
     row(
         "mamba",
         "Mamba, Falcon Mamba",
@@ -560,6 +568,7 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["llada", "llada-moe"],
     ["qwen3", "qwen3vl"],
     ["qwen3", "qwen3moe"],
+    ["qwen3moe", "rnd1"],
     ["qwen3moe", "gpt-oss"],
     ["llama", "llama4"],
     ["llama", "granite"],
@@ -568,6 +577,7 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["cohere2", "command-r"],
     ["cohere2", "cohere2moe"],
     ["llama", "gemma"],
+    ["llama", "olmo"],
     ["olmo2", "olmoe"],
     ["llama", "arcee"],
     ["granite", "granite_swa"],
@@ -584,6 +594,7 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["qwen3vl", "qwen3vlmoe"],
     ["llama", "deepseek2"],
     ["deepseek2", "deepseek32"],
+    ["deepseek32", "glm-dsa"],
     ["deepseek2", "mistral4"],
     ["qwen2", "phi3"],
     ["qwen3", "olmo2"],

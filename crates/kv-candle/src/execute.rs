@@ -192,15 +192,11 @@ impl Run<'_> {
                 return self.store(node, *layer, 1, [k, k]);
             }
             Op::LayerNorm { weight, bias, eps } => {
-                let affine = self.affine(node, weight, bias.as_deref())?;
-                ops::layer_norm(self.operand(node, 0)?, affine, *eps)
+                let weights = self.optional_weights(node, [weight, bias])?;
+                ops::layer_norm(self.operand(node, 0)?, weights, *eps)
             }
             Op::Route { spec, bias, gain } => {
-                let weight = |name: &Option<String>| {
-                    let weight = name.as_deref().map(|name| program.weight(name, node));
-                    weight.transpose()
-                };
-                let tables = [weight(bias)?, weight(gain)?];
+                let tables = self.optional_weights(node, [bias, gain])?;
                 ops::route(self.operand(node, 0)?, spec, tables)
             }
             Op::Mix => {
@@ -227,6 +223,18 @@ impl Run<'_> {
     }
 
     /// A weight and perhaps its bias.
+    fn optional_weights(
+        &self,
+        node: &Node,
+        [a, b]: [&Option<String>; 2],
+    ) -> Result<[Option<&Tensor>; 2], BackendError> {
+        let weight = |name: &Option<String>| {
+            let weight = name.as_deref().map(|name| self.program.weight(name, node));
+            weight.transpose()
+        };
+        Ok([weight(a)?, weight(b)?])
+    }
+
     fn affine(
         &self,
         node: &Node,

@@ -19,7 +19,7 @@ fn row(row: usize) -> TableRow<'static> {
     }
 }
 
-/// `LayerNorm` with and without a bias, over rows and over heads.
+/// `LayerNorm` with and without a bias and a gain, over rows and over heads.
 pub fn layer_norm_centres<B: Backend>(subject: &Subject<B>) {
     let tolerance = subject.tolerance.elementwise;
     for bias in [None, Some("b")] {
@@ -34,6 +34,13 @@ pub fn layer_norm_centres<B: Backend>(subject: &Subject<B>) {
                 .unwrap()
         });
     }
+    alone(subject, 40, tolerance, |b, x| {
+        let n = b.shape().n_tokens;
+        let rows = b.plain_layer_norm("rows", x, 1e-6).unwrap();
+        let heads = b.reshape("heads", rows, &[n, 5, 8]).unwrap();
+        let normed = b.plain_layer_norm("normed", heads, 0.5).unwrap();
+        b.gain("y", normed, RowGain::PerGroup("g")).unwrap()
+    });
 }
 
 /// `SoftCap`, far into both tails.

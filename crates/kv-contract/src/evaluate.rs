@@ -154,7 +154,7 @@ impl Evaluator<'_> {
             Op::Delta { layer, delta } => self.delta(node, *layer, delta, memory),
             Op::StoreKv { layer } | Op::StoreK { layer } => self.store(node, *layer, memory),
             Op::LayerNorm { weight, bias, eps } => {
-                self.layer_norm(node, weight, bias.as_deref(), f64::from(*eps))
+                self.layer_norm(node, [weight, bias], f64::from(*eps))
             }
             Op::AddRow { weight, row } => self.add_row(node, weight, *row),
             Op::Gain { weight } => {
@@ -323,17 +323,20 @@ impl Evaluator<'_> {
         groups.zip(gains).flat_map(norm).collect()
     }
 
-    fn layer_norm(&self, node: &Node, weight: &str, bias: Option<&str>, eps: f64) -> Value {
-        let (gain, bias) = (self.weight(weight), bias.map(|b| self.weight(b)));
+    fn layer_norm(&self, node: &Node, weights: [&Option<String>; 2], eps: f64) -> Value {
+        let [gain, bias] = weights.map(|name| name.as_deref().map(|name| self.weight(name)));
+        let dim = node.shape[node.shape.len() - 1];
         let norm = |x: &[f64]| -> Value {
             let mean = x.iter().sum::<f64>() / x.len() as f64;
             let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / x.len() as f64;
             let by = (variance + eps).sqrt();
-            let value =
-                |i: usize| (x[i] - mean) / by * gain[i] + bias.as_ref().map_or(0.0, |b| b[i]);
+            let value = |i: usize| {
+                let gain = gain.as_ref().map_or(1.0, |gain| gain[i]);
+                (x[i] - mean) / by * gain + bias.as_ref().map_or(0.0, |b| b[i])
+            };
             (0..x.len()).map(value).collect()
         };
-        let rows = self.operand(node, 0).chunks_exact(gain.len());
+        let rows = self.operand(node, 0).chunks_exact(dim);
         rows.flat_map(norm).collect()
     }
 

@@ -325,8 +325,9 @@ pub enum Op {
     /// `(x - mean(x)) / sqrt(variance(x) + eps) * w + b` over the last dimension (Ba et al.,
     /// arXiv 1607.06450). `(x [.., dim]) -> [.., dim]`, weights `[dim]`.
     LayerNorm {
-        /// The gain.
-        weight: String,
+        /// The gain, where there is one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        weight: Option<String>,
         /// The bias, where there is one.
         #[serde(skip_serializing_if = "Option::is_none")]
         bias: Option<String>,
@@ -341,7 +342,7 @@ pub enum Op {
         row: usize,
     },
     /// Every row times a weight. `(x [.., dim]) -> same`, weight `[dim]`, or `[1]` for all values
-    /// (Touvron et al., arXiv 2103.17239).
+    /// (Touvron et al., arXiv 2103.17239), or for `x [n, groups, dim]` one of `[groups, dim]`.
     Gain {
         /// The weight.
         weight: String,
@@ -505,7 +506,9 @@ impl Op {
             Self::Columns { first } => dense::columns(*first),
             Self::Conv { layer, conv } => recurrent::conv(*layer, conv),
             Self::Scan { layer, scan } => recurrent::scan(*layer, scan),
-            Self::LayerNorm { weight, bias, eps } => norm::layer_norm(weight, bias.as_ref(), *eps),
+            Self::LayerNorm { weight, bias, eps } => {
+                norm::layer_norm(weight.as_ref(), bias.as_ref(), *eps)
+            }
             Self::AddRow { weight, row } => dense::add_row(weight, *row),
             Self::Gain { weight } => norm::gain(weight),
             Self::Mix => ops::mix::spec(),

@@ -73,7 +73,7 @@ impl UniqueFields {
             "linear" => Linear { weight: required, bias: optional }
             "head_linear" => HeadLinear { weight: required }
             "rms_norm" => RmsNorm { weight: optional, eps: required }
-            "layer_norm" => LayerNorm { weight: required, bias: optional, eps: required }
+            "layer_norm" => LayerNorm { weight: optional, bias: optional, eps: required }
             "rope" => Rope { rope: required }
             "rope_sections" => RopeSections { rope: required, sections: required }
             "reshape" => Reshape {}

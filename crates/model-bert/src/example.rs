@@ -91,7 +91,7 @@ impl EncoderLike {
     fn typical_eps(&self) -> f32 {
         match self.norm {
             NormKind::LayerWithBias => 1e-12,
-            NormKind::Layer | NormKind::Rms => 1e-5,
+            NormKind::Layer | NormKind::LayerPlain | NormKind::Rms => 1e-5,
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kv_core::{LayerIdx, Window};
 use kv_graph::rope::RopeSpec;
 use kv_graph::weights::WeightSource;
-use kv_graph::{Activation, Alibi, DistanceBuckets, RouteGate, RouteSpec};
+use kv_graph::{Alibi, DistanceBuckets, RouteGate, RouteSpec};
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
     AttentionBlock, ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,
@@ -25,8 +25,6 @@ use crate::member::{
 };
 use crate::model::EncoderModel;
 
-/// Key of the activation's name.
-pub(crate) const ACTIVATION: &str = "hidden_activation";
 /// Key of the number of groups of layers that share weights.
 pub(crate) const LAYER_GROUPS: &str = "layer_group_count";
 /// Key of the distance at which the last bucket of distances begins.
@@ -34,49 +32,13 @@ pub(crate) const MAX_DISTANCE: &str = "relative_max_distance";
 /// Key of the width of embeddings, where it is not that of layers.
 pub(crate) const INPUT_LENGTH: &str = "input_embedding_length";
 
-/// The names of activations, as `config.json` has them.
-const ACTIVATIONS: &[(&str, Activation)] = &[
-    ("gelu", Activation::GeluErf),
-    ("gelu_python", Activation::GeluErf),
-    ("gelu_new", Activation::GeluTanh),
-    ("gelu_pytorch_tanh", Activation::GeluTanh),
-    ("gelu_fast", Activation::GeluTanh),
-    ("silu", Activation::Silu),
-    ("swish", Activation::Silu),
-    ("relu", Activation::Relu),
-];
-
-/// The activation of this name.
-pub(crate) fn activation_named(name: &str) -> Option<Activation> {
-    let found = ACTIVATIONS.iter().find(|(known, _)| *known == name);
-    found.map(|(_, activation)| *activation)
-}
-
-/// The names of all activations, for errors.
-pub(crate) fn activation_names() -> String {
-    let names: Vec<_> = ACTIVATIONS.iter().map(|(name, _)| *name).collect();
-    names.join(", ")
-}
-
-/// The activation that the file names, or else the usual one.
-pub(crate) fn activation(
-    hyper: &Hyperparameters<'_>,
-    usual: Activation,
-) -> Result<Activation, ModelError> {
-    let Some(name) = hyper.optional::<&str>(ACTIVATION)? else {
-        return Ok(usual);
-    };
-    activation_named(name).ok_or_else(|| {
-        let known = activation_names();
-        hyper.wrong(ACTIVATION, format!("'{name}' is not one of: {known}"))
-    })
-}
-
 impl EncoderLike {
     fn norm_eps(&self, hyper: &Hyperparameters<'_>) -> Result<f32, ModelError> {
         match self.norm {
             NormKind::Rms => hyper.norm_eps(),
-            NormKind::Layer | NormKind::LayerWithBias => hyper.layer_norm_eps(),
+            NormKind::Layer | NormKind::LayerWithBias | NormKind::LayerPlain => {
+                hyper.layer_norm_eps()
+            }
         }
     }
 
@@ -233,7 +195,7 @@ impl EncoderLike {
         let has_gate = optional_weight(weights, "blk.0.ffn_gate.weight")?.is_some();
         let dense = FeedForwardBlock {
             hidden: hyper.count("feed_forward_length")?,
-            activation: activation(hyper, self.activation)?,
+            activation: hyper.activation(self.activation)?,
             form: match self.feed_forward {
                 // Files have gates in either way.
                 FeedForwardForm::GatedDownBias if !has_gate => FeedForwardForm::FusedGateDownBias,

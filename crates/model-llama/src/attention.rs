@@ -176,7 +176,9 @@ impl LlamaLike {
         Ok(AttentionTraits {
             norm_eps: match self.norm {
                 NormKind::Rms => hyper.norm_eps()?,
-                NormKind::Layer | NormKind::LayerWithBias => hyper.layer_norm_eps()?,
+                NormKind::Layer | NormKind::LayerWithBias | NormKind::LayerPlain => {
+                    hyper.layer_norm_eps()?
+                }
             },
             scale: hyper.positive("attention.scale")?.map(|s| s as f32),
             soft_cap: self.soft_cap(hyper, "attn_logit_softcapping")?,

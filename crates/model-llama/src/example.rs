@@ -3,7 +3,7 @@
 //! [`Architecture::example`]: model_core::architecture::Architecture::example
 
 use kv_core::Window;
-use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle};
+use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec};
 use kv_graph::{IndexSpec, PositionScale};
 use model_core::blocks::{
     Arrangement, AttentionBlock, AttentionValues, Decoder, DecoderInput, DecoderLayer,
@@ -79,8 +79,10 @@ impl LlamaLike {
                 query_scale: shared.query_scale,
                 ..typical_latents(norm_eps, window, rope)
             }),
-            AttentionForm::IndexedLatents => Mixer::Latent(LatentAttentionBlock {
-                indexer: Some(typical_indexer(rope.clone())),
+            AttentionForm::IndexedLatents { rope: style } => Mixer::Latent(LatentAttentionBlock {
+                indexer: Some(typical_indexer(
+                    rope.clone().map(|rope| RopeSpec { style, ..rope }),
+                )),
                 ..typical_latents(norm_eps, window, rope)
             }),
         };
@@ -202,10 +204,7 @@ fn typical_indexer(rope: Option<RopeSpec>) -> IndexerBlock {
             dim: 128,
             top_k: 2048,
         },
-        rope: rope.map(|rope| RopeSpec {
-            style: RopeStyle::Neox,
-            ..rope
-        }),
+        rope,
         norm_eps: 1e-6,
     }
 }

@@ -13,8 +13,8 @@ use crate::further;
 use crate::member::{
     AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, HeadWidths, LayerSinks, LayerWindows,
     LlamaLike, LogitScale, Mixture, MixtureRouting, Mixtures, Parallel, PerLayer, Positions,
-    QkNormed, QkvClamp, QueryScale, ResidualScale, RotatedLayers, RowSharing, ScoreScale, Sections,
-    Sight, SoftCaps, ValueForm, WindowedRope,
+    QkNormed, QkvClamp, QueryScale, ResidualRows, ResidualScale, RotatedLayers, RowSharing,
+    ScoreScale, Sections, Sight, SoftCaps, ValueForm, WindowedRope,
 };
 
 /// The base of the rows below; Llama itself adds little.
@@ -49,6 +49,7 @@ pub(crate) const PLAIN: LlamaLike = LlamaLike {
     embedding: EmbeddingScale::One,
     embedding_norm: EmbeddingNorm::None,
     residual: ResidualScale::One,
+    residual_rows: ResidualRows::BeforeNorms,
     logits: LogitScale::One,
     soft_caps: SoftCaps::None,
 };
@@ -171,7 +172,7 @@ pub(crate) const COHERE2: LlamaLike = LlamaLike {
 };
 
 /// DeepSeek V2, V3 and R1.
-const DEEPSEEK2: LlamaLike = LlamaLike {
+pub(crate) const DEEPSEEK2: LlamaLike = LlamaLike {
     name: "deepseek2",
     attention: AttentionForm::Latents,
     rope: RopeStyle::Norm,
@@ -460,7 +461,9 @@ const MEMBERS: &[LlamaLike] = &[
     // DeepSeek V3.2: the same with indexers.
     LlamaLike {
         name: "deepseek32",
-        attention: AttentionForm::IndexedLatents,
+        attention: AttentionForm::IndexedLatents {
+            rope: RopeStyle::Neox,
+        },
         ..DEEPSEEK2
     },
     // Latents, and queries that grow with the position.
@@ -514,6 +517,9 @@ const MEMBERS: &[LlamaLike] = &[
         norm: NormKind::LayerWithBias,
         parallel: Parallel::WithoutSecondNorm,
         bias: Biases::AsInFile,
+        // Of 12B.
+        qk_norm: QkNorm::PerHeadGains,
+        qk_normed: QkNormed::AsInFile,
         ..PLAIN
     },
     GPT2,
@@ -565,6 +571,7 @@ const MEMBERS: &[LlamaLike] = &[
     },
     LlamaLike {
         name: "bloom",
+        residual_rows: ResidualRows::NormedIfNamed,
         positions: Positions::Biases(8.0),
         embedding_norm: EmbeddingNorm::Normed,
         ..GPT2

@@ -1,16 +1,18 @@
 //! [`MEMBERS`]: members that recombine what those of [`crate::family`] brought, a row each.
 
 use kv_graph::rope::{RopeStyle, SectionOrder};
-use kv_graph::{Activation, RouteSum};
+use kv_graph::{Activation, RouteGate, RouteSum};
+use model_core::architecture::MaskPlace;
 use model_core::blocks::{FeedForwardForm, NormKind, QkNorm, QkvBias, QkvWeights, SharedShare};
 use model_core::windows::{FullLayer, WindowPattern};
 
 use crate::family::{
-    BIASED_SIGMOID, COHERE2, GRANITE, PLAIN, QWEN3, SIGMOID, SOFTMAX_OF_CHOSEN, last_of,
+    BIASED_SIGMOID, COHERE2, DEEPSEEK2, GRANITE, PLAIN, QWEN3, SIGMOID, SOFTMAX_OF_CHOSEN, last_of,
 };
 use crate::member::{
-    Biases, EmbeddingScale, LayerSinks, LayerWindows, LlamaLike, Mixture, Mixtures, Positions,
-    QkvClamp, RotatedLayers, Sections, ValueForm, WindowedRope,
+    AttentionForm, Biases, EmbeddingScale, LayerSinks, LayerWindows, LlamaLike, Mixture,
+    MixtureRouting, Mixtures, Positions, QkNormed, QkvClamp, RotatedLayers, Sections, Sight,
+    ValueForm, WindowedRope,
 };
 
 /// The weights of a row's experts are their shares of all, which add up to less than 1.
@@ -27,9 +29,11 @@ pub(crate) const MEMBERS: &[LlamaLike] = &[
         embedding: EmbeddingScale::SqrtDim,
         ..PLAIN
     },
-    // Command R without norms of queries and keys.
+    // Command R, and with norms of queries and keys Command R+.
     LlamaLike {
         name: "command-r",
+        qk_norm: QkNorm::PerHeadGains,
+        qk_normed: QkNormed::AsInFile,
         rotated: RotatedLayers::All,
         windows: LayerWindows::None,
         ..COHERE2
@@ -41,6 +45,14 @@ pub(crate) const MEMBERS: &[LlamaLike] = &[
             ..SIGMOID
         }),
         ..COHERE2
+    },
+    // Groeneveld et al., arXiv 2402.00838.
+    LlamaLike {
+        name: "olmo",
+        norm: NormKind::LayerPlain,
+        rope: RopeStyle::Norm,
+        clamp: QkvClamp::IfNamed,
+        ..PLAIN
     },
     // Muennighoff et al., arXiv 2409.02060.
     LlamaLike {
@@ -171,6 +183,27 @@ pub(crate) const MEMBERS: &[LlamaLike] = &[
     LlamaLike {
         name: "qwen3vlmoe",
         sections: Sections::Always(SectionOrder::Interleaved),
+        mixtures: Mixtures::Always(SOFTMAX_OF_CHOSEN),
+        ..QWEN3
+    },
+    // GLM-5 and 5.1.
+    LlamaLike {
+        name: "glm-dsa",
+        attention: AttentionForm::IndexedLatents {
+            rope: RopeStyle::Norm,
+        },
+        mixtures: Mixtures::Allowed(Mixture {
+            route: RouteGate::Sigmoid,
+            routing: MixtureRouting::BiasedAfterSigmoid,
+            sum: RouteSum::Free,
+            ..SOFTMAX_OF_CHOSEN
+        }),
+        ..DEEPSEEK2
+    },
+    // Qwen 3's mixtures, whose tokens see each other.
+    LlamaLike {
+        name: "rnd1",
+        sight: Sight::WholeText(MaskPlace::Before),
         mixtures: Mixtures::Always(SOFTMAX_OF_CHOSEN),
         ..QWEN3
     },

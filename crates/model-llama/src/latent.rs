@@ -6,7 +6,7 @@
 
 use kv_core::Window;
 use kv_graph::IndexSpec;
-use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_graph::rope::{RopeScaling, RopeSpec};
 use kv_graph::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{IndexerBlock, LatentAttentionBlock};
@@ -54,7 +54,13 @@ impl LlamaLike {
         }
         let (rope, stretch) = self.latent_rope(hyper, shared_dim, weights)?;
         let indexer = match self.attention {
-            AttentionForm::IndexedLatents => Some(indexer(hyper, &rope, query_rank)?),
+            AttentionForm::IndexedLatents { rope: style } => {
+                let rope = RopeSpec {
+                    style,
+                    ..rope.clone()
+                };
+                Some(indexer(hyper, rope, query_rank)?)
+            }
             _ => None,
         };
         let scale = hyper.positive("attention.scale")?;
@@ -112,16 +118,35 @@ impl LlamaLike {
     }
 }
 
-/// The indexer of every layer, whose heads begin with what rotates, in halves.
+/// That every layer has an indexer of its own: newer GLM-5s have layers that attend over the choice
+/// of an earlier one.
+fn refuse_shared_choices(hyper: &Hyperparameters<'_>) -> Result<(), ModelError> {
+    let key = "attention.indexer.types";
+    let n_heads = hyper.optional::<u32>("nextn_predict_layers")?.unwrap_or(0) as usize;
+    let n_layers = hyper.n_layers()?.saturating_sub(n_heads);
+    let types = hyper.optional_flags(key, n_layers)?;
+    match types.and_then(|types| types.iter().position(|&own| !own)) {
+        None => Ok(()),
+        Some(layer) => {
+            let reason = format!(
+                "layer {layer} takes the rows that an earlier layer chose, which is not supported"
+            );
+            Err(hyper.wrong(key, reason))
+        }
+    }
+}
+
+/// The indexer of every layer, whose heads begin with what rotates.
 fn indexer(
     hyper: &Hyperparameters<'_>,
-    rope: &RopeSpec,
+    rope: RopeSpec,
     query_rank: Option<usize>,
 ) -> Result<IndexerBlock, ModelError> {
     if query_rank.is_none() {
         let reason = "is missing; an indexer's queries are made of the latents of queries";
         return Err(hyper.wrong("attention.q_lora_rank", reason.to_owned()));
     }
+    refuse_shared_choices(hyper)?;
     let dim = hyper.count("attention.indexer.key_length")?;
     if dim < rope.n_rot {
         let reason = format!("{dim}; it must be at least {}, which rotate", rope.n_rot);
@@ -133,10 +158,7 @@ fn indexer(
             dim,
             top_k: hyper.count("attention.indexer.top_k")?,
         },
-        rope: Some(RopeSpec {
-            style: RopeStyle::Neox,
-            ..rope.clone()
-        }),
+        rope: Some(rope),
         norm_eps: INDEX_NORM_EPS,
     })
 }

@@ -99,6 +99,8 @@ pub struct LlamaLike {
     pub embedding_norm: EmbeddingNorm,
     /// Factor on what blocks add to the residual.
     pub residual: ResidualScale,
+    /// The rows that blocks add to.
+    pub residual_rows: ResidualRows,
     /// Factor on the logits.
     pub logits: LogitScale,
     /// Soft caps on attention scores and logits.
@@ -124,8 +126,12 @@ pub enum AttentionForm {
     KeysAndValues,
     /// A latent, and a key that all heads share (DeepSeek).
     Latents,
-    /// The same, and the key of an indexer, which chooses whom to attend over (DeepSeek V3.2).
-    IndexedLatents,
+    /// The same, and the key of an indexer, which chooses whom to attend over (DeepSeek V3.2, and
+    /// GLM-5, where it rotates otherwise).
+    IndexedLatents {
+        /// The rotation of the indexer's queries and keys.
+        rope: RopeStyle,
+    },
 }
 
 /// The values of an attention.
@@ -402,6 +408,16 @@ pub enum ResidualScale {
     One,
     /// The file's value (Granite).
     FromFile,
+}
+
+/// The rows that the blocks of a model add to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ResidualRows {
+    /// Those before their norms.
+    #[default]
+    BeforeNorms,
+    /// Those behind their norms, where the file says so (BLOOM).
+    NormedIfNamed,
 }
 
 /// Factor on the logits of a model.

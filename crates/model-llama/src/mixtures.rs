@@ -26,7 +26,7 @@ impl LlamaLike {
             let bias = optional_weight(weights, "blk.0.ffn_up.bias")?;
             Ok(FeedForwardBlock {
                 hidden: hyper.count_of_layer("feed_forward_length", layer, n_layers)?,
-                activation: self.activation,
+                activation: hyper.activation(self.activation)?,
                 form: match (self.feed_forward, bias) {
                     (FeedForwardForm::Plain, Some(_)) => FeedForwardForm::PlainWithBias,
                     (FeedForwardForm::Gated, Some(_)) => FeedForwardForm::GatedWithBias,

@@ -12,6 +12,7 @@ use model_core::architecture::{Architecture, MaskPlace, Model, ModelError};
 use model_core::blocks::{
     Arrangement, AttentionBlock, Decoder, DecoderInput, DecoderLayer, DecoderModel, DecoderRows,
     DraftHead, LastNorm, Mixer, Multipliers, Norm, OUTPUT_BIAS, POSITION_EMBEDDING, Residual,
+    ResidualFactors,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
@@ -19,11 +20,15 @@ use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 use crate::attention::Rotation;
 use crate::factors::LOGIT_CAP;
 use crate::member::{
-    AttentionForm, EmbeddingNorm, LlamaLike, Parallel, Positions, RotatedLayers, Sections, Sight,
+    AttentionForm, EmbeddingNorm, LlamaLike, Parallel, Positions, ResidualRows, RotatedLayers,
+    Sections, Sight,
 };
 
 /// Key of diffusion models: whether the logits of a mask are in the row of the token before it.
 pub(crate) const SHIFTED_LOGITS: &str = "diffusion.shift_logits";
+
+/// Key of models that may add to rows behind their norms: whether this one does.
+pub(crate) const NORMED_RESIDUAL: &str = "residual_behind_norms";
 
 impl LlamaLike {
     /// The first layers behind which something is added to given rows.
@@ -85,7 +90,7 @@ impl LlamaLike {
         let feed_forwards = self.feed_forwards(hyper, n_layers, weights)?;
         let mixers = match self.attention {
             AttentionForm::KeysAndValues => self.mixers(hyper, n_layers, dim, weights)?,
-            AttentionForm::Latents | AttentionForm::IndexedLatents => {
+            AttentionForm::Latents | AttentionForm::IndexedLatents { .. } => {
                 vec![Mixer::Latent(self.latent_attention(hyper, weights)?); n_layers]
             }
         };
@@ -95,10 +100,26 @@ impl LlamaLike {
                 mixer,
                 feed_forward: Some(feed_forward),
                 scale: self.layer_scale(weights, at)?,
-                residual: Residual::Rows,
+                residual: self.residual_rows(hyper)?,
             })
         };
         together.enumerate().map(layer).collect()
+    }
+
+    /// The rows that the blocks of this file's layers add to.
+    fn residual_rows(&self, hyper: &Hyperparameters<'_>) -> Result<Residual, ModelError> {
+        let named = hyper.optional::<bool>(NORMED_RESIDUAL)? == Some(true);
+        match self.residual_rows {
+            ResidualRows::NormedIfNamed if named => Ok(Residual::Normed {
+                mixer: ResidualFactors::NONE,
+                feed_forward: ResidualFactors::NONE,
+            }),
+            ResidualRows::BeforeNorms if named => {
+                let reason = format!("true is not possible: {} has no such layers", self.name);
+                Err(hyper.wrong(NORMED_RESIDUAL, reason))
+            }
+            ResidualRows::NormedIfNamed | ResidualRows::BeforeNorms => Ok(Residual::Rows),
+        }
     }
 
     /// The attention of all layers, over keys and values.

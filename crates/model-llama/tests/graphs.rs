@@ -21,7 +21,7 @@ fn graphs_are_as_they_were_read() {
 fn graphs_of_diffusion_models_are_as_they_were_read() {
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
-    for name in ["dream", "llada", "llada_moe"] {
+    for name in ["dream", "llada", "llada_moe", "rnd1"] {
         let recipe = Recipe::open(&fixture("diffusion").join(name));
         let directory = recipe.directory(&registry).unwrap();
         let graph = directory.model().graph(MANY).unwrap();

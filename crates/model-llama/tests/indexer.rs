@@ -10,8 +10,9 @@ use kv_core::KvType;
 use kv_core::layers::LayerMemory;
 use kv_graph::Op;
 use model_core::architecture::Model;
+use model_core::gguf::{Array, Metadata};
 use model_tests::checks::ONE;
-use model_tests::{Case, Runner, Setup, candle, cpu, refusal, remove_key};
+use model_tests::{Case, Recipe, Runner, Setup, candle, cpu, refusal, remove_key};
 
 const NAME: &str = "deepseek_v32";
 /// Rows that it chooses.
@@ -114,7 +115,7 @@ fn sizes_that_do_not_fit_are_refused_by_their_key() {
         ("attention.q_lora_rank", 0),
     ] {
         let key = format!("deepseek32.{key}");
-        let edit = |metadata: &mut model_core::gguf::Metadata| {
+        let edit = |metadata: &mut Metadata| {
             drop(metadata.insert(&key, value));
         };
         let error = refusal(case(), edit, "");
@@ -124,5 +125,35 @@ fn sizes_that_do_not_fit_are_refused_by_their_key() {
         let key = format!("deepseek32.attention.indexer.{key}");
         let error = refusal(case(), |metadata| remove_key(metadata, &key), "");
         assert!(error.contains(&key), "{error}");
+    }
+}
+
+#[test]
+fn layers_that_take_an_earlier_choice_are_refused_by_their_number() {
+    let key = "glm-dsa.attention.indexer.types";
+    let of_types = |types: Vec<bool>| {
+        let edit = |metadata: &mut Metadata| drop(metadata.insert(key, Array::Bool(types)));
+        refusal(Case::named(CASES, "glm_moe_dsa"), edit, "")
+    };
+    let error = of_types(vec![true, false, true]);
+    assert!(error.contains(key) && error.contains("layer 1"), "{error}");
+    let error = of_types(vec![true; 2]);
+    assert!(error.contains(key), "{error}");
+}
+
+#[test]
+fn configs_whose_layers_share_a_choice_are_refused_by_their_setting() {
+    let registry = Case::named(CASES, "glm_moe_dsa").registry();
+    for (key, value) in [
+        ("indexer_types", r#"["full", "shared", "full"]"#),
+        ("indexer_types", r#"["full", "full"]"#),
+        ("index_topk_freq", "4"),
+    ] {
+        let other = Recipe::named("glm_moe_dsa").with_config(|config| {
+            config.remove("indexer_types");
+            config.insert(key.to_owned(), serde_json::from_str(value).unwrap());
+        });
+        let error = other.directory(&registry).unwrap_err();
+        assert!(error.to_string().contains("indexer_types"), "{error}");
     }
 }

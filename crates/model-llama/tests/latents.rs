@@ -74,7 +74,8 @@ const F16_TOLERANCE: f32 = 0.2;
 fn f16_rows_stay_near_the_reference() {
     let setup = Setup::with_type(KvType::F16);
     // What an indexer chooses differs at near-ties: tests/indexer.rs.
-    let dense = |case: &&Case| case.keys.is_latent() && case.name != "deepseek_v32";
+    let indexed = ["deepseek_v32", "glm_moe_dsa"];
+    let dense = |case: &&Case| case.keys.is_latent() && !indexed.contains(&case.name);
     for case in CASES.iter().filter(dense) {
         let reference = case.reference();
         let logits = Runner::new(cpu(), case, &setup).feed(0, &reference.prompts()[0], 512);

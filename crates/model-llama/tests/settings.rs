@@ -200,6 +200,11 @@ const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
     ("smollm3_ropes", "no_rope_layers"),
     ("smollm3_ropes", "sliding_window"),
     ("deepseek_v32", "first_k_dense_replace"), // next to mlp_layer_types
+    ("glm_moe_dsa", "first_k_dense_replace"),
+    ("glm_moe_dsa", "head_dim"), // parts of heads have sizes of their own
+    ("rnd1", "max_window_layers"), // without windows
+    ("rnd1", "sliding_window"),
+    ("rnd1", "use_sliding_window"),
     ("exaone_moe", "first_k_dense_replace"),
     ("exaone_moe", "sliding_window_pattern"), // next to layer_types
     ("cohere2_moe", "sliding_window_pattern"),
@@ -218,6 +223,8 @@ const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
     ("internlm2", "rope_scaling.factor"), // beyond the trained context
     ("deepseek", "aux_loss_alpha"),       // while training
     ("deepseek", "seq_aux"),
+    ("baichuan2", "model_max_length"), // next to max_position_embeddings
+    ("baichuan2", "z_loss_weight"),    // of training; that it is there says the version
     ("bailing_moe_v2", "max_window_layers"), // without windows
     ("bailing_moe_v2", "output_dropout"),
     ("bailing_moe_v2", "router_dtype"), // all is computed in f32
@@ -240,6 +247,7 @@ const STATED: &[StatedDefault] = &[
     stated("internlm2", "rope_theta", "10000"),
     stated("minicpm", "rope_theta", "10000"),
     stated("orion", "rope_theta", "10000"),
+    stated("baichuan2", "z_loss_weight", "null"),
     stated("deepseek", "rope_theta", "10000"),
 ];
 

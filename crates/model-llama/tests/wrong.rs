@@ -107,6 +107,20 @@ fn missing_keys_are_named() {
 }
 
 #[test]
+fn rows_behind_norms_are_blooms_alone() {
+    let key = "gpt2.residual_behind_norms";
+    let error = error("gpt2", |metadata| drop(metadata.insert(key, true)), "");
+    assert!(error.contains(key), "{error}");
+}
+
+#[test]
+fn an_activation_of_another_name_is_refused_with_those_that_are_known() {
+    let key = "gpt2.hidden_activation";
+    let error = error("gpt2", |metadata| drop(metadata.insert(key, "mish")), "");
+    assert!(error.contains(key) && error.contains("gelu_new"), "{error}");
+}
+
+#[test]
 fn heads_that_do_not_divide_are_refused_with_numbers() {
     let error = error(
         "llama_gqa_tied",

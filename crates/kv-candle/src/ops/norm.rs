@@ -4,8 +4,6 @@
 
 use candle_core::{D, Result, Tensor};
 
-use super::AffineTensors;
-
 /// `x / sqrt(mean(x^2) + eps) * w` over the last dimension, with a gain `[dim]`, `[groups, dim]` or
 /// none.
 pub(crate) fn rms_norm(x: &Tensor, gain: Option<&Tensor>, eps: f32) -> Result<Tensor> {
@@ -21,13 +19,15 @@ pub(crate) fn rms_norm(x: &Tensor, gain: Option<&Tensor>, eps: f32) -> Result<Te
 }
 
 /// `(x - mean(x)) / sqrt(variance(x) + eps) * w + b` over the last dimension.
-pub(crate) fn layer_norm(x: &Tensor, affine: AffineTensors<'_>, eps: f32) -> Result<Tensor> {
+pub(crate) fn layer_norm(
+    x: &Tensor,
+    [gain, bias]: [Option<&Tensor>; 2],
+    eps: f32,
+) -> Result<Tensor> {
     let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
-    let y = unit_norm(&centred, eps)?.broadcast_mul(affine.weight)?;
-    match affine.bias {
-        Some(bias) => y.broadcast_add(bias),
-        None => Ok(y),
-    }
+    let y = unit_norm(&centred, eps)?;
+    let y = gain.map_or(Ok(y.clone()), |gain| y.broadcast_mul(gain))?;
+    bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))
 }
 
 /// `max(x - (mean + deviations * deviation), 0)` with the mean and the deviation of each row.

@@ -10,11 +10,12 @@ use crate::values::Buf;
 
 use super::Run;
 
-/// A layer norm's gain and bias, `[dim]` each.
+/// A layer norm's gain and bias, `[dim]` each, where it has them.
 #[derive(Clone, Copy)]
 struct LayerNorm<'a> {
-    gain: &'a [f32],
+    gain: Option<&'a [f32]>,
     bias: Option<&'a [f32]>,
+    dim: usize,
     eps: f32,
 }
 
@@ -33,9 +34,19 @@ impl Run<'_> {
         let bufs = [step.read(0), step.write()];
         match op {
             NormOp::Rms { gain, dim, eps } => self.rms_norm(gain, *dim, *eps, bufs),
-            NormOp::Layer { gain, bias, eps } => {
-                let (bias, eps) = (bias.as_deref(), *eps);
-                self.layer_norm(LayerNorm { gain, bias, eps }, bufs)
+            NormOp::Layer {
+                gain,
+                bias,
+                dim,
+                eps,
+            } => {
+                let norm = LayerNorm {
+                    gain: gain.as_deref(),
+                    bias: bias.as_deref(),
+                    dim: *dim,
+                    eps: *eps,
+                };
+                self.layer_norm(norm, bufs)
             }
         }
     }
@@ -59,11 +70,11 @@ impl Run<'_> {
         })
     }
 
-    /// Layer norm of every group of as many values as the gain has.
+    /// Layer norm of every `dim` values.
     fn layer_norm(&mut self, norm: LayerNorm<'_>, [x, out]: [Buf; 2]) -> Result<(), BackendError> {
         // SAFETY: allocation lets no step write what it reads.
         let x = unsafe { self.frame.read(x) };
-        let (kernels, dim) = (self.kernels, norm.gain.len());
+        let (kernels, dim) = (self.kernels, norm.dim);
         self.rows(groups(out, dim), &|row, values| {
             norm.compute(kernels, &x[row * dim..(row + 1) * dim], values);
             Ok(())
@@ -81,7 +92,9 @@ impl LayerNorm<'_> {
         }
         let variance = (kernels.dot_f32)(out, out) / n;
         (kernels.scale)(out, 1.0 / (variance + self.eps).sqrt());
-        (kernels.mul)(out, self.gain);
+        if let Some(gain) = self.gain {
+            (kernels.mul)(out, gain);
+        }
         if let Some(bias) = self.bias {
             (kernels.add)(out, bias);
         }

@@ -182,9 +182,7 @@ impl<'a, D: Device> Lower<'a, D> {
             | Op::ScaleByPosition { .. } => self.on_rows(at),
             Op::Mix => self.mix(at),
             Op::RmsNorm { weight, eps } => self.rms_norm(at, (weight.as_deref(), *eps)),
-            Op::LayerNorm { weight, bias, eps } => {
-                self.layer_norm(at, weight, (bias.as_deref(), *eps))
-            }
+            Op::LayerNorm { weight, bias, eps } => self.layer_norm(at, [weight, bias], *eps),
             Op::GaussianTopK { deviations } => self.gaussian_top_k(at, *deviations),
             Op::Rope { rope } => self.rope(at, rope, None),
             Op::RopeSections { rope, sections } => self.rope(at, rope, Some(*sections)),

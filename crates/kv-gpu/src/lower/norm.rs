@@ -55,20 +55,32 @@ impl<D: Device> Lower<'_, D> {
     pub(super) fn layer_norm(
         &mut self,
         (id, node): NumberedNode<'_>,
-        weight: &str,
-        (bias, eps): (Option<&str>, f32),
+        [gain, bias]: [&Option<String>; 2],
+        eps: f32,
     ) -> Result<()> {
         let x = self.operand(node, 0)?;
-        let gain = self.floats(weight, node)?;
+        let gain = match gain {
+            Some(gain) => self.floats(gain, node)?,
+            None => self.ones(node)?,
+        };
         let settings = Settings {
             has_bias: u32::from(bias.is_some()),
             eps,
             ..Settings::of(node)?
         };
-        let bias = self.floats_or(bias, node, &gain)?;
+        let bias = self.floats_or(bias.as_deref(), node, &gain)?;
         let operands = vec![x, gain, bias, self.result(id)];
         let grid = Grid::rows(settings.n_rows);
         self.launch("layer_norm", grid, operands, &settings)
+    }
+
+    /// Factors that change nothing, one for each value of the last dimension.
+    fn ones(&self, node: &Node) -> Result<Operand<D>> {
+        let dim = node.shape.last().copied().unwrap_or(0);
+        let (device, name) = (&self.context.shared.device, format!("{dim} ones"));
+        let weights = &self.context.weights;
+        let ones = weights.constant(device, name, &vec![1.0; dim])?;
+        Ok(Operand::Weight(ones))
     }
 
     /// Lowers what is left of rows above their mean and some deviations.

@@ -38,26 +38,35 @@ pub enum RowGain<'a> {
     PerValue(&'a str),
     /// A weight of `[1]`, one factor for all values.
     One(&'a str),
+    /// A weight of `[groups, dim]` for values of `[n, groups, dim]`.
+    PerGroup(&'a str),
 }
 
 pub(crate) fn gain(weight: &String) -> OpSpec<'_> {
     let spec = OpSpec::new("gain", 1, |given| match (given.shape(0), given.weight(0)) {
         (shape @ [.., _], [1]) => Ok(OpResult::f32(shape).weight([1])),
         (shape @ [.., dim], [width]) if width == dim => Ok(OpResult::f32(shape).weight([*dim])),
-        _ => Err("[.., dim] and a weight of [dim] or [1]".into()),
+        (shape @ [_, groups, dim], weight @ [_, _]) if weight == [*groups, *dim] => {
+            Ok(OpResult::f32(shape).weight([*groups, *dim]))
+        }
+        _ => Err("[.., dim] and a weight of [dim], [groups, dim] or [1]".into()),
     });
     spec.weights_as("w", [weight])
 }
 
-pub(crate) fn layer_norm<'a>(weight: &'a String, bias: Option<&'a String>, eps: f32) -> OpSpec<'a> {
+pub(crate) fn layer_norm<'a>(
+    weight: Option<&'a String>,
+    bias: Option<&'a String>,
+    eps: f32,
+) -> OpSpec<'a> {
     let spec = OpSpec::new("layer_norm", 1, move |given| match given.shape(0) {
         shape @ [.., dim] => {
-            let result = OpResult::f32(shape).weight([*dim]);
+            let result = OpResult::f32(shape).weight_if(weight, [*dim]);
             Ok(result.weight_if(bias, [*dim]))
         }
         [] => Err("[.., dim]".into()),
     });
-    let spec = spec.weights_as("w", [weight]).weights_as("b", bias);
+    let spec = spec.weights_as("w", weight).weights_as("b", bias);
     spec.setting("eps", eps)
 }
 
@@ -104,16 +113,19 @@ impl GraphBuilder {
     /// Every row of `x [.., dim]` times a weight; see [`Op::Gain`].
     ///
     /// # Errors
-    /// [`GraphError`] where `x` has no dimension.
+    /// [`GraphError`] where `x` has no dimension, or no groups for the gain of each.
     pub fn gain(&mut self, name: &str, x: NodeId, gain: RowGain<'_>) -> Result<NodeId, GraphError> {
-        let dim = self.shape_of(x).last().copied().unwrap_or(0);
-        let (weight, width) = match gain {
-            RowGain::PerValue(weight) => (weight, dim),
-            RowGain::One(weight) => (weight, 1),
+        let shape = self.shape_of(x);
+        let dim = shape.last().copied().unwrap_or(0);
+        let groups = shape.iter().nth_back(1).copied().unwrap_or(0);
+        let (weight, shape): (_, &[usize]) = match gain {
+            RowGain::PerValue(weight) => (weight, &[dim]),
+            RowGain::One(weight) => (weight, &[1]),
+            RowGain::PerGroup(weight) => (weight, &[groups, dim]),
         };
         let weight = self.weight_name(weight);
         let claim = Claim {
-            weights: &[&[width]],
+            weights: &[shape],
             ..Claim::default()
         };
         self.push(name, Op::Gain { weight }, &[x], claim)
@@ -131,8 +143,26 @@ impl GraphBuilder {
         eps: f32,
     ) -> Result<NodeId, GraphError> {
         let op = Op::LayerNorm {
-            weight: self.weight_name(weights.weight),
+            weight: Some(self.weight_name(weights.weight)),
             bias: self.optional_weight_name(weights.bias),
+            eps,
+        };
+        self.push(name, op, &[x], Claim::default())
+    }
+
+    /// The same without a gain and a bias.
+    ///
+    /// # Errors
+    /// [`GraphError`] where `x` has no dimension.
+    pub fn plain_layer_norm(
+        &mut self,
+        name: &str,
+        x: NodeId,
+        eps: f32,
+    ) -> Result<NodeId, GraphError> {
+        let op = Op::LayerNorm {
+            weight: None,
+            bias: None,
             eps,
         };
         self.push(name, op, &[x], Claim::default())

@@ -4,10 +4,10 @@
 use model_core::hf::{
     FixedValue, HfClass, Key, SIZE_KEYS, TensorRule, TensorStep, in_layers, same, with,
 };
+use model_core::hyperparameters::ACTIVATION;
 
 use super::bert::{BERT_ATTENTION, input};
 use super::{LAYER_NORM_EPS, NOT_CAUSAL};
-use crate::read::ACTIVATION;
 
 /// The classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[

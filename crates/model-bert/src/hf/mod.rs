@@ -15,10 +15,10 @@ mod rotated;
 mod t5;
 
 use model_core::hf::{HfClass, HfConfig, Key, Keys, ModelFileError, RopeSettings};
+use model_core::hyperparameters::{ACTIVATION, activation_named, activation_names};
 use model_core::sentence::Pooling;
 
 use crate::head::HEAD_ACTIVATION;
-use crate::read::{ACTIVATION, activation_named, activation_names};
 
 /// All classes.
 pub(crate) fn classes() -> impl Iterator<Item = &'static HfClass> {

@@ -7,10 +7,10 @@ use model_core::hf::{
     ClassWhen, FixedValue, HfClass, HfConfig, Key, Keys, ModelFileError, SIZE_KEYS, TensorRule,
     TensorStep, in_layers, only, rope_keys, same, with,
 };
+use model_core::hyperparameters::ACTIVATION;
 
 use super::rotated::FLASH_INPUT;
 use super::{LAYER_NORM_EPS, NOT_CAUSAL, activation, as_u32};
-use crate::read::ACTIVATION;
 
 /// The classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[

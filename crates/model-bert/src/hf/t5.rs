@@ -4,9 +4,9 @@ use model_core::hf::{
     FixedValue, HfClass, HfConfig, Key, Keys, ModelFileError, TensorRule, VOCAB_SIZE, in_stack,
     only, same,
 };
+use model_core::hyperparameters::{ACTIVATION, activation_named, activation_names};
 
 use super::as_u32;
-use crate::read::{ACTIVATION, activation_named, activation_names};
 use crate::seq2seq::read::{BUCKETS, DECODER_LAYERS, FORCED, MAX_DISTANCE, OUTPUT_SCALE, START};
 
 /// The classes of this file.

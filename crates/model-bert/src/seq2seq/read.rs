@@ -19,7 +19,6 @@ use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 use super::family::{Seq2SeqLike, Seq2SeqPositions};
 use super::graph::{OutputBias, OutputMatrix, Seq2Seq, Side, Stack, StackPositions};
 use super::model::Seq2SeqModel;
-use crate::read::activation;
 
 /// Layers of the decoder, where it has not as many as the encoder.
 pub(crate) const DECODER_LAYERS: &str = "decoder_block_count";
@@ -49,7 +48,9 @@ impl Seq2SeqLike {
         let dim = hyper.count("embedding_length")?;
         let eps = match self.norm {
             NormKind::Rms => hyper.norm_eps()?,
-            NormKind::Layer | NormKind::LayerWithBias => hyper.layer_norm_eps()?,
+            NormKind::Layer | NormKind::LayerWithBias | NormKind::LayerPlain => {
+                hyper.layer_norm_eps()?
+            }
         };
         let output = match optional_weight(weights, OUTPUT)? {
             Some(_) => OutputMatrix::Own,
@@ -181,7 +182,7 @@ impl Seq2SeqLike {
         };
         Ok(FeedForwardBlock {
             hidden,
-            activation: activation(hyper, usual)?,
+            activation: hyper.activation(usual)?,
             form,
         })
     }

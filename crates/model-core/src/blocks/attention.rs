@@ -8,7 +8,7 @@ use kv_core::{LayerIdx, Window};
 use kv_graph::rope::{RopeSections, RopeSpec};
 use kv_graph::{
     Activation, Affine, Alibi, AttendSpec, Attention, DistanceBuckets, DistanceScores, Distances,
-    GraphBuilder, GraphError, Input, NodeId, NormGain, PositionScale,
+    GraphBuilder, GraphError, Input, NodeId, NormGain, PositionScale, RowGain,
 };
 
 use super::{Adapter, LayerContext};
@@ -56,6 +56,8 @@ pub enum QkNorm {
     /// Every head by itself, centred, with one gain and one bias for all query heads and others for
     /// all key heads (Phi).
     PerHeadCentred,
+    /// Every head by itself, centred, with a gain of its own (Command R+, StableLM 2 12B).
+    PerHeadGains,
 }
 
 /// The presence of one more score in a softmax, which has no value.
@@ -532,6 +534,11 @@ impl AttentionBlock {
                 let x = projection.split_heads(b, flat)?;
                 let bias = format!("{}_norm.bias", projection.weight);
                 b.layer_norm(&normed, x, Affine::new(&gain).bias(&bias), eps)?
+            }
+            QkNorm::PerHeadGains => {
+                let x = projection.split_heads(b, flat)?;
+                let unit = b.plain_layer_norm(&format!("{letter}centred"), x, eps)?;
+                b.gain(&normed, unit, RowGain::PerGroup(&gain))?
             }
             QkNorm::PerHeadPlain => {
                 let x = projection.split_heads(b, flat)?;

@@ -68,6 +68,12 @@ pub struct ResidualFactors {
 }
 
 impl ResidualFactors {
+    /// No factors.
+    pub const NONE: Self = Self {
+        residual: 1.0,
+        added: 1.0,
+    };
+
     /// The sum of `[x, added]`, with the factors that are not 1.
     fn sum(
         self,

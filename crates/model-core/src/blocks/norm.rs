@@ -23,6 +23,8 @@ pub enum NormKind {
     Layer,
     /// As that, with a bias.
     LayerWithBias,
+    /// Centred, by the standard deviation, and nothing more (OLMo, arXiv 2402.00838).
+    LayerPlain,
 }
 
 impl Norm {
@@ -53,6 +55,7 @@ impl Norm {
         let bias = format!("{}.bias", gain.strip_suffix(".weight").unwrap_or(gain));
         match self.kind {
             NormKind::Rms => b.rms_norm(name, x, gain, self.eps),
+            NormKind::LayerPlain => b.plain_layer_norm(name, x, self.eps),
             NormKind::Layer => b.layer_norm(name, x, Affine::new(gain), self.eps),
             NormKind::LayerWithBias => {
                 b.layer_norm(name, x, Affine::new(gain).bias(&bias), self.eps)

@@ -328,7 +328,8 @@ impl HfConfig {
     /// [`ModelFileError::WrongKey`] where it is something else.
     pub fn check_object(&self, key: &str) -> Result<(), ModelFileError> {
         match self.value(key) {
-            None | Some(Value::Object(_)) => Ok(()),
+            // RND1 says `false` of what it has not.
+            None | Some(Value::Object(_) | Value::Bool(false)) => Ok(()),
             Some(_) => Err(self.wrong(key, "an object")),
         }
     }

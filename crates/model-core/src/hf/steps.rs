@@ -118,6 +118,8 @@ pub enum TensorStep {
     Scaled(&'static str),
     /// Rows times numbers that are computed: so many rows, then their factor.
     ScaledRows(fn(&HfConfig) -> Result<RowFactors, ModelFileError>),
+    /// Rows by their length, in models whose config has this key.
+    UnitRowsWhere(&'static str),
 }
 
 /// One change to a tensor, with its numbers.
@@ -144,6 +146,7 @@ pub(super) enum Action {
     NegativeSoftplus,
     Scaled(f32),
     ScaledRows(RowFactors),
+    UnitRows,
 }
 
 /// A tensor on its way.
@@ -192,6 +195,8 @@ impl TensorStep {
             Self::NegativeSoftplus => Action::NegativeSoftplus,
             Self::Scaled(key) => Action::Scaled(config.optional_number(key)?.unwrap_or(1.0) as f32),
             Self::ScaledRows(factors) => Action::ScaledRows(factors(config)?),
+            Self::UnitRowsWhere(key) if config.value(key).is_some() => Action::UnitRows,
+            Self::UnitRowsWhere(_) => Action::Scaled(1.0),
         })
     }
 }
@@ -308,18 +313,22 @@ impl Action {
                 [rows, columns] if rows > n => Ok(vec![rows - n, columns]),
                 _ => Err(format!("shape {shape:?} has no rows after the first {n}")),
             },
-            Self::Plus(_) | Self::NegativeExp | Self::NegativeSoftplus | Self::Scaled(_) => {
-                Ok(shape.to_vec())
-            }
+            Self::Plus(_)
+            | Self::NegativeExp
+            | Self::NegativeSoftplus
+            | Self::Scaled(_)
+            | Self::UnitRows => Ok(shape.to_vec()),
         }
     }
 
     /// The way values are stored after this step.
     pub(super) fn format(&self, format: BlockFormat) -> BlockFormat {
         match *self {
-            Self::Plus(_) | Self::NegativeExp | Self::NegativeSoftplus | Self::ScaledRows(_) => {
-                BlockFormat::F32
-            }
+            Self::Plus(_)
+            | Self::NegativeExp
+            | Self::NegativeSoftplus
+            | Self::ScaledRows(_)
+            | Self::UnitRows => BlockFormat::F32,
             Self::Scaled(factor) if factor != 1.0 => BlockFormat::F32,
             _ => format,
         }
@@ -403,6 +412,7 @@ impl Action {
                 let rows = values.shape.first().copied().unwrap_or(0);
                 values.gather(rows, rows.saturating_sub(n), |row| row + n)
             }
+            Self::UnitRows => values.unit_rows(),
             Self::Plus(number) => values.map(|_, v| v + number),
             Self::NegativeExp => values.map(|_, v| -v.exp()),
             Self::NegativeSoftplus => values.map(|_, v| -softplus(v)),
@@ -470,12 +480,31 @@ impl Values {
 
     /// Every value, with its place, through `change`.
     fn map(&self, change: impl Fn(usize, f32) -> f32) -> SharedBytes {
-        let mut values = vec![0.0; self.n_values()];
-        dequantize(self.format, &self.bytes, &mut values);
+        let mut values = self.floats();
         for (at, value) in values.iter_mut().enumerate() {
             *value = change(at, *value);
         }
         SharedBytes::from_f32(&values)
+    }
+
+    /// Every row by its length; one of zeros stays.
+    fn unit_rows(&self) -> SharedBytes {
+        let mut values = self.floats();
+        let columns = self.shape.last().copied().unwrap_or(1).max(1);
+        for row in values.chunks_exact_mut(columns) {
+            let square: f64 = row.iter().map(|&v| f64::from(v) * f64::from(v)).sum();
+            let length = square.sqrt().max(1e-12);
+            for value in row {
+                *value = (f64::from(*value) / length) as f32;
+            }
+        }
+        SharedBytes::from_f32(&values)
+    }
+
+    fn floats(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.n_values()];
+        dequantize(self.format, &self.bytes, &mut values);
+        values
     }
 }
 
@@ -530,6 +559,15 @@ mod tests {
         assert!(odd.shape(&[3]).unwrap_err().contains("3 columns"));
         let odd = Action::EveryRow { first: 1, step: 2 };
         assert_eq!(applied(&odd, &[2, 2, 1]), (vec![2, 1, 1], vec![1., 3.]));
+    }
+
+    #[test]
+    fn rows_get_the_length_of_one() {
+        let (shape, values) = applied(&Action::UnitRows, &[2, 2]);
+        assert_eq!(shape, [2, 2]);
+        let length = 13f32.sqrt();
+        assert_eq!(values, [0., 1., 2. / length, 3. / length]);
+        assert_eq!(applied(&Action::UnitRows, &[1, 1]).1, [0.]);
     }
 
     #[test]

@@ -4,9 +4,12 @@
 //! used without further checks (heads divide, nothing is zero, the RoPE is complete). Knows no
 //! architecture by name.
 
+mod activation;
 mod rope;
 
 use kv_graph::weights::{WeightError, WeightInfo, WeightSource};
+
+pub use activation::{ACTIVATION, activation_named, activation_names};
 
 use crate::blocks::{AttentionBlock, OUTPUT, TOKEN_EMBEDDING};
 use crate::error::ModelError;

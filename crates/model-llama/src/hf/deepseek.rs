@@ -2,6 +2,7 @@
 //!
 //! Latents are in GGUF files as one key/value head as wide as a row. Does not know graphs.
 
+use model_core::gguf::Array;
 use model_core::hf::{
     FixedValue, GATE_AND_UP_IN_ROWS, GATED, GATED_EXPERTS, HfConfig, Key, Keys, ModelFileError,
     RopeKind, RopeSettings, SILU, TRAINED_LENGTH, TensorRule, TensorStep, VOCAB_SIZE, WIDTH_KEYS,
@@ -108,6 +109,9 @@ pub(super) const DEEPSEEK_V32_KEYS: &[Key] = &[
     },
     Key::With(layer_kinds),
 ];
+
+/// GLM-5: the same, with layers that may have no indexer of their own.
+pub(super) const GLM_DSA_KEYS: &[Key] = &[Key::All(DEEPSEEK_V32_KEYS), Key::With(indexers)];
 
 /// Mistral 4: a softmax without groups, and queries that grow with the position.
 pub(super) const MISTRAL4_KEYS: &[Key] = &[
@@ -219,6 +223,29 @@ fn layers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
 /// The kinds of layers' attention, of which there is one.
 fn layer_kinds(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
     layer_types(config, &["indexed_attention"]).map(drop)
+}
+
+/// The layers with an indexer of their own, which have to be all.
+fn indexers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let key = "indexer_types";
+    let Some(types) = config.optional_texts(key)? else {
+        // Without the list, every so many layers have one, or those of a pattern.
+        let freq = config.optional_count("index_topk_freq")?.unwrap_or(1);
+        if freq > 1 || config.value("index_topk_pattern").is_some() {
+            return Err(config.missing(key, "a list of \"full\", one for each layer"));
+        }
+        return Ok(());
+    };
+    let n_layers = config.count("num_hidden_layers")?;
+    if types.len() != n_layers || types.iter().any(|&own| own != "full") {
+        let wanted = format!(
+            "a list of {n_layers} times \"full\": layers that take the rows that an earlier layer \
+             chose are not supported"
+        );
+        return Err(config.wrong(key, wanted));
+    }
+    keys.set("attention.indexer.types", Array::Bool(vec![true; n_layers]));
+    Ok(())
 }
 
 /// Groups of experts, of which the best are chosen from.

@@ -7,7 +7,7 @@ use model_core::hf::{
     TensorRule, TensorStep, full_attention, in_layers, only, rope_base_is_stated, same, with,
 };
 
-use super::keys::EXPERT_KEYS;
+use super::keys::{EXPERT_KEYS, QWEN3_MOE_KEYS};
 use super::recent::OFF;
 use super::routed::sum_of_chosen;
 use super::tensors::{QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER};
@@ -54,7 +54,41 @@ pub(super) const CLASSES: &[HfClass] = &[
         name: "LLaDAMoEModelLM",
         ..LLADA_MOE
     },
+    RND1,
+    HfClass {
+        name: "RND1LM",
+        ..RND1
+    },
 ];
+
+/// Qwen 3's mixtures, whose tokens see each other.
+const RND1: HfClass = HfClass {
+    name: "RND1",
+    architecture: "rnd1",
+    keys: &[
+        SIZE_KEYS,
+        RMS_EPS,
+        ROPE_KEYS,
+        EXPERT_KEYS,
+        QWEN3_MOE_KEYS,
+        &[
+            only("attention_bias", OFF),
+            Key::With(rope_base_is_stated),
+            Key::With(|_, keys| of_masks(keys, MaskPlace::Before)),
+        ],
+    ],
+    tensors: &[
+        EMBEDDING_TENSORS,
+        INPUT_NORM,
+        ATTENTION_TENSORS,
+        ATTENTION_VECTORS,
+        NORM_BEFORE_FFN,
+        QWEN3_MOE_ROUTER,
+        QWEN3_MOE_EXPERTS,
+    ],
+    defaults: &[("head_dim", 128)],
+    ..LLAMA
+};
 
 const LLADA_MOE: HfClass = HfClass {
     name: "LLaDAMoEModel",

@@ -12,7 +12,7 @@ use model_core::hf::{
 use model_core::windows::{FullLayer, WindowPattern};
 
 use super::gpt::eps;
-use super::keys::{COHERE_KEYS, EXPERT_KEYS, as_u32, cohere2_windows};
+use super::keys::{COHERE_KEYS, EXPERT_KEYS, NO_QK_NORM, as_u32, cohere2_windows};
 use super::recent::{GRANITE_EXPERTS, GRANITE_MOE, OFF, ON};
 use super::routed::{
     SHARED_EXPERTS, dense_layers, n_dense_layers, sigmoid_or_softmax, sum_of_chosen,
@@ -75,6 +75,29 @@ pub(super) const CLASSES: &[HfClass] = &[
             ("prefix_dense_sliding_window_pattern", 1),
         ],
         ..COHERE
+    },
+    HfClass {
+        name: "OlmoForCausalLM",
+        architecture: "olmo",
+        keys: &[
+            DECODER_KEYS,
+            ROPE_KEYS,
+            &[
+                SILU,
+                only("attention_bias", OFF),
+                Key::OptionalNumber {
+                    to: "attention.clamp_kqv",
+                    from: "clip_qkv",
+                },
+                // The class has a number for it, which no file names.
+                Key::With(|_, keys| {
+                    keys.set("attention.layer_norm_epsilon", 1e-5f32);
+                    Ok(())
+                }),
+            ],
+        ],
+        tensors: &[EMBEDDING_TENSORS, PAIRED_ATTENTION, GATED_TENSORS],
+        ..LLAMA
     },
     HfClass {
         name: "OlmoeForCausalLM",
@@ -235,6 +258,7 @@ const COHERE: HfClass = HfClass {
         EMBEDDING_TENSORS,
         INPUT_NORM,
         ATTENTION_TENSORS,
+        ATTENTION_VECTORS,
         GATED_TENSORS,
     ],
     defaults: &[("rope_theta", 500_000)],
@@ -247,6 +271,7 @@ const RELU_SQUARED: Key = Key::Only {
 };
 
 const COHERE2_MOE_KEYS: &[Key] = &[
+    NO_QK_NORM,
     Key::Count {
         to: "expert_feed_forward_length",
         from: "intermediate_size",

@@ -4,11 +4,13 @@
 //! Their configs have names of their own for the same numbers, and most fuse queries, keys and
 //! values.
 
+use kv_graph::Activation;
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, FixedValue,
     GATED_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN,
     ROPE_KEYS, ROW_KEYS, SILU, TRAINED_LENGTH, VOCAB_SIZE, head_dim, head_keys, only, rope_keys,
 };
+use model_core::hyperparameters::{ACTIVATION, activation_named, activation_names};
 use model_core::windows::{FullLayer, WindowPattern};
 
 use super::LLAMA;
@@ -17,11 +19,13 @@ use super::gpt_tensors::{
     CODEGEN_ATTENTION, FALCON_FUSED, FALCON_NORMS, GPT_BUFFERS, GPT_EMBEDDING, GPT_FIRST_NORM,
     GPT_NEO_ATTENTION, GPT_POSITIONS, GPT_SECOND_NORM, GPT2_LAYERS, GPTJ_ATTENTION,
     GPTJ_FEED_FORWARD, HEAD, MPT_LAYERS, MPT_TENSORS, NEMOTRON_LAYERS, NEMOTRON_TENSORS,
-    NEOX_LAYERS, NEOX_TENSORS, OPT_LAYERS, OPT_TENSORS, PHI_EMBEDDING, PHI_LAYERS, falcon_kv_heads,
+    NEOX_LAYERS, NEOX_TENSORS, OPT_LAYERS, OPT_TENSORS, PHI_EMBEDDING, PHI_LAYERS, STABLELM_NORMS,
+    falcon_kv_heads,
 };
 use super::keys::as_u32;
 use super::recent::{OFF, ON};
 use super::tensors::STARCODER2_NORM_BIASES;
+use crate::read::NORMED_RESIDUAL;
 
 /// All classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[
@@ -66,18 +70,14 @@ pub(super) const CLASSES: &[HfClass] = &[
         keys: &[
             DECODER_KEYS,
             ROPE_KEYS,
-            &[
-                SILU,
-                eps("layer_norm_eps"),
-                only("qk_layernorm", OFF),
-                Key::With(stablelm_residual),
-            ],
+            &[SILU, eps("layer_norm_eps"), Key::With(stablelm_residual)],
         ],
         tensors: &[
             EMBEDDING_TENSORS,
             INPUT_NORM,
             ATTENTION_TENSORS,
             ATTENTION_VECTORS,
+            STABLELM_NORMS,
             NORM_BEFORE_FFN,
             STARCODER2_NORM_BIASES,
             GATED_TENSORS,
@@ -93,7 +93,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             SIZES,
             &[
                 eps("layer_norm_epsilon"),
-                activation("activation_function", TANH_GELU),
+                Key::With(gpt_activation),
                 Key::With(bigcode_heads),
             ],
             GPT2_ATTENTION_KEYS,
@@ -116,7 +116,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             SIZES,
             &[
                 eps("layer_norm_epsilon"),
-                activation("activation_function", TANH_GELU),
+                Key::With(gpt_activation),
                 Key::Count {
                     to: "attention.sliding_window",
                     from: "window_size",
@@ -226,10 +226,7 @@ pub(super) const CLASSES: &[HfClass] = &[
         architecture: "bloom",
         keys: &[
             SIZES,
-            &[
-                eps("layer_norm_epsilon"),
-                only("apply_residual_connection_post_layernorm", OFF),
-            ],
+            &[eps("layer_norm_epsilon"), Key::With(bloom_residual)],
         ],
         tensors: &[BLOOM_TENSORS, HEAD, BLOOM_LAYERS, BLOOM_FUSED],
         aliases: &[
@@ -283,10 +280,7 @@ const GPT2: HfClass = HfClass {
     architecture: "gpt2",
     keys: &[
         SIZES,
-        &[
-            eps("layer_norm_epsilon"),
-            activation("activation_function", TANH_GELU),
-        ],
+        &[eps("layer_norm_epsilon"), Key::With(gpt_activation)],
         GPT2_ATTENTION_KEYS,
     ],
     tensors: &[
@@ -310,7 +304,7 @@ const GPTJ: HfClass = HfClass {
         SIZES,
         &[
             eps("layer_norm_epsilon"),
-            activation("activation_function", TANH_GELU),
+            Key::With(gpt_activation),
             Key::With(rotary_dim),
         ],
     ],
@@ -451,6 +445,30 @@ fn opt_numbers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError>
         return Err(config.wrong(key, format!("{dim}, as 'hidden_size'")));
     }
     keys.set("attention.layer_norm_epsilon", 1e-5f32);
+    Ok(())
+}
+
+/// The activation, which files name where it is not the usual one.
+fn gpt_activation(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let key = "activation_function";
+    match config.optional_text(key)? {
+        Some(name) if activation_named(name).is_none() => {
+            Err(config.wrong(key, format!("one of: {}", activation_names())))
+        }
+        Some(name) if activation_named(name) != Some(Activation::GeluTanh) => {
+            keys.set(ACTIVATION, name);
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The rows that blocks add to, which GGUF files do not name where they are those before the norms.
+fn bloom_residual(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let key = "apply_residual_connection_post_layernorm";
+    if config.optional_flag(key)? == Some(true) {
+        keys.set(NORMED_RESIDUAL, true);
+    }
     Ok(())
 }
 

@@ -248,6 +248,15 @@ pub(super) const PHI_LAYERS: &[TensorRule] = &in_layers(
     ],
 );
 
+/// Norms of queries and keys, one for each head (12B).
+pub(super) const STABLELM_NORMS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.self_attn.",
+    [
+        same("attn_q_norm.weight", "q_layernorm.norms.{e}.weight"),
+        same("attn_k_norm.weight", "k_layernorm.norms.{e}.weight"),
+    ],
+);
+
 /// Norms with gains as their distance from 1, and no gate.
 pub(super) const NEMOTRON_TENSORS: &[TensorRule] = &[
     same("token_embd.weight", "model.embed_tokens.weight"),

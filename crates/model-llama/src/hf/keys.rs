@@ -34,7 +34,17 @@ pub(super) const QWEN3_MOE_KEYS: &[Key] = &[
     },
 ];
 
-pub(super) const COHERE2_KEYS: &[Key] = &[Key::All(COHERE_KEYS), Key::With(cohere2_windows)];
+pub(super) const COHERE2_KEYS: &[Key] = &[
+    Key::All(COHERE_KEYS),
+    NO_QK_NORM,
+    Key::With(cohere2_windows),
+];
+
+/// Norms of queries and keys are of Command R+ alone.
+pub(super) const NO_QK_NORM: Key = Key::Only {
+    from: "use_qk_norm",
+    is: FixedValue::Flag(false),
+};
 
 /// Norms and the factor on logits of Command R and its descendants.
 pub(super) const COHERE_KEYS: &[Key] = &[
@@ -50,10 +60,6 @@ pub(super) const COHERE_KEYS: &[Key] = &[
     Key::Number {
         to: "logit_scale",
         from: "logit_scale",
-    },
-    Key::Only {
-        from: "use_qk_norm",
-        is: FixedValue::Flag(false),
     },
 ];
 

@@ -26,7 +26,7 @@ use model_core::hf::{
 
 use deepseek::{
     DEEPSEEK_EXPERTS, DEEPSEEK_FEED_FORWARD, DEEPSEEK_V2_KEYS, DEEPSEEK_V3_KEYS, DEEPSEEK_V32_KEYS,
-    INDEXER, LATENT_ATTENTION, MISTRAL4_EXPERTS, MISTRAL4_KEYS,
+    GLM_DSA_KEYS, INDEXER, LATENT_ATTENTION, MISTRAL4_EXPERTS, MISTRAL4_KEYS,
 };
 use keys::{
     COHERE2_KEYS, EXPERT_KEYS, GEMMA_KEYS, GPT_OSS_KEYS, LLAMA4_KEYS, QWEN3_MOE_KEYS, SMOLLM3_KEYS,
@@ -230,30 +230,23 @@ const CLASSES: &[HfClass] = &[
         defaults: &[("num_key_value_heads", 32), ("q_lora_rank", 1024)],
         ..DEEPSEEK_V2
     },
+    DEEPSEEK_V32,
     HfClass {
-        name: "DeepseekV32ForCausalLM",
-        architecture: "deepseek32",
-        keys: &[RMS_EPS, DEEPSEEK_V32_KEYS],
-        tensors: &[
-            EMBEDDING_TENSORS,
-            INPUT_NORM,
-            NORM_BEFORE_FFN,
-            LATENT_ATTENTION,
-            INDEXER,
-            DEEPSEEK_FEED_FORWARD,
-            DEEPSEEK_EXPERTS,
-            HEAD_TENSORS,
-        ],
+        name: "GlmMoeDsaForCausalLM",
+        architecture: "glm-dsa",
+        keys: &[RMS_EPS, GLM_DSA_KEYS],
+        aliases: &[("head_dim", "qk_rope_head_dim")],
         defaults: &[
-            ("n_group", 8),
-            ("topk_group", 4),
-            ("num_key_value_heads", 128),
-            ("q_lora_rank", 1536),
-            ("index_n_heads", 64),
+            ("first_k_dense_replace", 3),
+            ("n_group", 1),
+            ("topk_group", 1),
+            ("num_key_value_heads", 64),
+            ("q_lora_rank", 2048),
+            ("index_n_heads", 32),
             ("index_head_dim", 128),
             ("index_topk", 2048),
         ],
-        ..DEEPSEEK_V2
+        ..DEEPSEEK_V32
     },
     GRANITE,
     SMOLLM3,
@@ -277,6 +270,33 @@ const DEEPSEEK_V2: HfClass = HfClass {
     ],
     defaults: &[("q_lora_rank", 1536)],
     ..LLAMA
+};
+
+/// Those with indexers.
+const DEEPSEEK_V32: HfClass = HfClass {
+    name: "DeepseekV32ForCausalLM",
+    architecture: "deepseek32",
+    keys: &[RMS_EPS, DEEPSEEK_V32_KEYS],
+    tensors: &[
+        EMBEDDING_TENSORS,
+        INPUT_NORM,
+        NORM_BEFORE_FFN,
+        LATENT_ATTENTION,
+        INDEXER,
+        DEEPSEEK_FEED_FORWARD,
+        DEEPSEEK_EXPERTS,
+        HEAD_TENSORS,
+    ],
+    defaults: &[
+        ("n_group", 8),
+        ("topk_group", 4),
+        ("num_key_value_heads", 128),
+        ("q_lora_rank", 1536),
+        ("index_n_heads", 64),
+        ("index_head_dim", 128),
+        ("index_topk", 2048),
+    ],
+    ..DEEPSEEK_V2
 };
 
 /// Routes by sigmoids.

@@ -58,7 +58,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             ],
         ],
         tensors: &[
-            EMBEDDING_TENSORS,
+            BAICHUAN_TENSORS,
             INPUT_NORM,
             BAICHUAN_ATTENTION,
             NORM_BEFORE_FFN,
@@ -374,6 +374,18 @@ const fn part(part: usize) -> TensorStep {
     TensorStep::RowPart { part, of: 3 }
 }
 
+/// Baichuan 2, whose config alone has this key, divides the rows of its output matrix by their
+/// length.
+const BAICHUAN_TENSORS: &[TensorRule] = &[
+    same("token_embd.weight", "model.embed_tokens.weight"),
+    same("output_norm.weight", "model.norm.weight"),
+    with(
+        "output.weight",
+        "lm_head.weight",
+        &[TensorStep::UnitRowsWhere("z_loss_weight")],
+    ),
+];
+
 const BAICHUAN_ATTENTION: &[TensorRule] = &in_layers(
     "model.layers.{l}.self_attn.",
     [
@@ -455,11 +467,6 @@ fn rope_within_context(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFi
 
 /// Linear biases in the model of 40 layers, a rotation in the other; heads are all of one size.
 fn baichuan_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    if config.value("z_loss_weight").is_some() {
-        let wanted = "absent: the output matrix of Baichuan 2 is normed before it is used, which \
-                      is not supported";
-        return Err(config.wrong("z_loss_weight", wanted));
-    }
     head_keys(config, keys)?;
     rope_keys(config, keys)
 }

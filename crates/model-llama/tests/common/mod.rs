@@ -148,6 +148,7 @@ pub(crate) const CASES: &[Case] = &[
     pairs("minicpm"),
     pairs("baichuan"),
     pairs("baichuan_13b"),
+    pairs("baichuan2"),
     pairs("xverse"),
     case("exaone"),
     case("pangu_embedded"),
@@ -162,4 +163,10 @@ pub(crate) const CASES: &[Case] = &[
     case("gpt_bigcode_mha"),
     case("seed_oss_bias"),
     case("ernie4_5_bias"),
+    pairs("olmo"),
+    case("cohere_qk"),
+    case("stablelm_qk"),
+    case("gpt2_gelu"),
+    case("bloom_normed"),
+    latents("glm_moe_dsa", KeyOrder::IndexInPairs(8)),
 ];

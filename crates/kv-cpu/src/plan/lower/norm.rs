@@ -17,10 +17,11 @@ pub(crate) enum NormOp {
         dim: usize,
         eps: f32,
     },
-    /// Of as many values as there are gains.
+    /// Of every `dim` values.
     Layer {
-        gain: Arc<[f32]>,
+        gain: Option<Arc<[f32]>>,
         bias: Option<Arc<[f32]>>,
+        dim: usize,
         eps: f32,
     },
 }
@@ -29,9 +30,7 @@ impl<'a> Lowering<'a> {
     pub(super) fn norm(&mut self, node: &'a Node) -> Result<Option<Call>, BackendError> {
         let (op, x) = match &node.op {
             Op::RmsNorm { weight, eps } => self.rms_norm(node, weight.as_deref(), *eps)?,
-            Op::LayerNorm { weight, bias, eps } => {
-                self.layer_norm(node, weight, bias.as_deref(), *eps)?
-            }
+            Op::LayerNorm { weight, bias, eps } => self.layer_norm(node, [weight, bias], *eps)?,
             _ => return Ok(None),
         };
         Ok(Some((StepOp::Norm(op), vec![x])))
@@ -63,18 +62,27 @@ impl<'a> Lowering<'a> {
     fn layer_norm(
         &mut self,
         node: &'a Node,
-        weight: &'a str,
-        bias: Option<&'a str>,
+        weights: [&'a Option<String>; 2],
         eps: f32,
     ) -> Result<(NormOp, Value), BackendError> {
         let x = self.operand(node, 0)?;
         self.same_len(node, x)?;
-        let gain = self.vector(weight, node)?;
-        let bias = bias.map(|b| self.vector(b, node)).transpose()?;
         let dim = node.shape.last().copied().unwrap_or(0);
-        if gain.len() != dim || bias.as_ref().is_some_and(|b| b.len() != dim) {
-            return Err(unsupported(node));
-        }
-        Ok((NormOp::Layer { gain, bias, eps }, x))
+        let mut vector = |name: &'a Option<String>| {
+            let vector = name.as_deref().map(|name| self.vector(name, node));
+            match vector.transpose()? {
+                Some(vector) if vector.len() != dim => Err(unsupported(node)),
+                vector => Ok(vector),
+            }
+        };
+        let [gain, bias] = weights;
+        let (gain, bias) = (vector(gain)?, vector(bias)?);
+        let op = NormOp::Layer {
+            gain,
+            bias,
+            dim,
+            eps,
+        };
+        Ok((op, x))
     }
 }

@@ -119,7 +119,7 @@ impl<'a> Lowering<'a> {
         Ok((RowsOp::AddRow { added }, vec![x]))
     }
 
-    /// Rows times a weight of `[dim]` or `[1]`.
+    /// Rows times a weight of `[dim]`, `[groups, dim]` or `[1]`.
     fn gain(&mut self, node: &'a Node, weight: &'a str) -> Result<RowsCall, BackendError> {
         let x = self.operand(node, 0)?;
         self.same_len(node, x)?;
@@ -129,7 +129,7 @@ impl<'a> Lowering<'a> {
             [one] => vec![one; dim].into(),
             _ => gain,
         };
-        if gain.len() == dim {
+        if gain.len() == dim || gain.len() == node.row_len() {
             Ok((RowsOp::Gain { gain }, vec![x]))
         } else {
             Err(unsupported(node))

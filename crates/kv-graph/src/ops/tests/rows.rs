@@ -60,13 +60,17 @@ fn a_gain_is_one_factor_or_one_for_each_value() {
         ..Claim::default()
     };
     let wrong = b.push("y", Op::Gain { weight }, &[x], claim);
-    assert_refused([("[.., dim] and a weight of [dim] or [1]", wrong)]);
+    assert_refused([(
+        "[.., dim] and a weight of [dim], [groups, dim] or [1]",
+        wrong,
+    )]);
     let y = b.gain("y", x, RowGain::PerValue("values.w")).unwrap();
     let z = b.gain("z", y, RowGain::One("one.w")).unwrap();
+    let z = b.gain("g", z, RowGain::PerGroup("groups.w")).unwrap();
     assert_eq!(b.shape_of(z), [4, 3, 2]);
     let graph = b.finish(&[z]).unwrap();
     let shapes: Vec<_> = graph.weights().iter().map(|w| &w.shape[..]).collect();
-    assert_eq!(shapes, [[2], [1]]);
+    assert_eq!(shapes, [&[2][..], &[1], &[3, 2]]);
     assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
 }
 
