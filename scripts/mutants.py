@@ -3,6 +3,11 @@
 
     pip install tree-sitter tree-sitter-rust
     scripts/mutants.py --package cellar-kv-core --work target/mutants crates/kv-core/src/cells/*.rs
+    scripts/mutants.py --changed HEAD~1 --work target/mutants
+
+The second one takes the lines that differ from a commit, of what must never be wrong (WATCHED), for at most
+`--seconds`, and names what it had no time for. It ends with 1 where a mutant survives, or no test reaches it, that is
+not in mutants.txt beside this script, with the reason.
 
 All mutants of the named files are compiled at once (mutant schemata): each stands behind a number, and
 the environment variable MUTANT chooses one. Every test is first run alone to see which mutants it
@@ -21,6 +26,7 @@ import os
 import pathlib
 import re
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +34,22 @@ import time
 
 import tree_sitter
 import tree_sitter_rust
+
+# What must never be wrong, with the package whose tests look at it.
+WATCHED = {
+    "crates/kv-core/src/memory/": "cellar-kv-core",
+    "crates/kv-core/src/cells/": "cellar-kv-core",
+    "crates/kv-backend/src/state/": "cellar-kv-backend",
+    "crates/scheduler/src/": "cellar-scheduler",
+    "crates/prefix-store/src/": "cellar-prefix-store",
+    "crates/server/src/auth.rs": "cellar-server",
+    "crates/server/src/control_texts.rs": "cellar-server",
+}
+# Survivors with their reasons: `# reason`, then lines `path | mutant`.
+KNOWN = pathlib.Path(__file__).resolve().parent / "mutants.txt"
+# Of changed lines there are few mutants, and little time: shorter random tests, and none that takes longer than this.
+LONGEST_TEST = 10
+SHORT_TESTS = {"PROPTEST_CASES": "16", "CELLAR_SIM_STEPS": "4000", "CELLAR_EXHAUST_DEPTH": "3"}
 
 PARSER = tree_sitter.Parser(tree_sitter.Language(tree_sitter_rust.language()))
 SWITCH = pathlib.Path("src/mutant_switch.rs")
@@ -91,10 +113,10 @@ Mutant = collections.namedtuple("Mutant", "id file line what")
 
 
 class Schemata:
-    """One file's source with all its mutants."""
+    """One file's source with all its mutants, or with those of some lines."""
 
-    def __init__(self, name, source, first_id, dropped):
-        self.name, self.source, self.dropped = name, source, dropped
+    def __init__(self, name, source, first_id, dropped, lines=None):
+        self.name, self.source, self.dropped, self.lines = name, source, dropped, lines
         self.mutants, self.next_id = [], first_id
         root = PARSER.parse(source).root_node
         self.text = self.render(root)
@@ -103,10 +125,12 @@ class Schemata:
         return self.source[node.start_byte:node.end_byte].decode()
 
     def new(self, node, what):
-        """The number of a mutant, or nothing if it is known not to compile."""
+        """The number of a mutant, or nothing if it is not wanted or known not to compile."""
         self.next_id += 1
-        mutant = Mutant(self.next_id - 1, self.name, node.start_point[0] + 1, " ".join(what.split())[:120])
-        if mutant.id in self.dropped:
+        operator = node.child_by_field_name("operator") or node
+        line = operator.start_point[0] + 1
+        mutant = Mutant(self.next_id - 1, self.name, line, " ".join(what.split())[:120])
+        if mutant.id in self.dropped or self.lines is not None and line not in self.lines:
             return None
         self.mutants.append(mutant)
         return mutant.id
@@ -221,6 +245,20 @@ def run(command, **options):
     return subprocess.run(command, text=True, capture_output=True, **options)
 
 
+def run_until(end, command, **options):
+    """The same, or `None` where it has not ended by then: it is killed with all that it started."""
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                          **options) as process:
+        try:
+            left = max(end - time.monotonic(), 0)
+            out, errors = process.communicate(timeout=None if left == float("inf") else left)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return None
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
+
+
 def copy_sources(root):
     """Copies what differs, so that cargo builds only that again."""
     for name in run(["git", "ls-files", "-co", "--exclude-standard"]).stdout.splitlines():
@@ -257,7 +295,7 @@ def guilty(message, outputs, root):
 
 def compile_mutants(args, root, crate):
     """Writes the mutated files, leaving out what does not compile, and builds the tests: all mutants, and the
-    programs of tests with the folder that each is run in."""
+    programs of tests with the folder that each is run in, or `None` where there was no time for that."""
     originals = {name: (root / name).read_bytes() for name in args.files}
     library = root / crate / "src/lib.rs"
     plain_library = library.read_text()
@@ -266,13 +304,19 @@ def compile_mutants(args, root, crate):
     while True:
         mutants, outputs, next_id = [], {}, 0
         for name, source in originals.items():
-            file = Schemata(name, source, next_id, dropped)
+            file = Schemata(name, source, next_id, dropped, args.lines and args.lines[name])
             next_id, mutants = file.next_id, mutants + file.mutants
             (root / name).write_text(file.text)
             outputs[str((root / name).resolve())] = file.text.encode()
         (root / crate / SWITCH).write_text(SWITCH_SOURCE.replace("N_MUTANTS", str(max(next_id, 1))))
-        library.write_text(plain_library + "\n#[allow(missing_docs)]\npub mod mutant_switch;\n")
-        build = run(["cargo", "test", "--no-run", "--message-format=json", *packages, *args.cargo], cwd=root)
+        # It may be one of the mutated files itself.
+        text = outputs.get(str(library.resolve()), plain_library.encode()).decode()
+        library.write_text(text + "\n#[allow(missing_docs)]\npub mod mutant_switch;\n")
+        if not mutants:
+            return mutants, []
+        build = run_until(args.end, ["cargo", "test", "--no-run", "--message-format=json", *packages, *args.cargo], cwd=root)
+        if build is None:
+            return mutants, None
         messages = [json.loads(line) for line in build.stdout.splitlines() if line.startswith("{")]
         if build.returncode == 0:
             return mutants, [
@@ -301,7 +345,10 @@ def reach(binaries, args):
         file = args.work / f"reached-{threading.get_ident()}"
         file.write_text("")
         begin = time.time()
-        result = run([binary, "--exact", test], cwd=folder, env=ENVIRONMENT | {"MUTANT_REACHED": str(file)})
+        end = min(args.end, time.monotonic() + args.longest)
+        result = run_until(end, [binary, "--exact", test], cwd=folder, env=ENVIRONMENT | {"MUTANT_REACHED": str(file)})
+        if result is None:
+            return job, set(), 0.0
         if result.returncode != 0:
             print(f"fails without a mutant: {test}", flush=True)
             return job, set(), 0.0
@@ -319,8 +366,10 @@ def limit_memory():
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 
 
-def try_mutant(mutant, reached):
-    """`not reached`, `survived`, `endless loop`, or the test that fails."""
+def try_mutant(mutant, reached, end):
+    """`not reached`, `survived`, `endless loop`, `left out`, or the test that fails."""
+    if time.monotonic() > end:
+        return "left out"
     binaries = collections.defaultdict(list)
     for (binary, folder, test), (numbers, seconds) in reached.items():
         if mutant.id in numbers:
@@ -350,19 +399,98 @@ def try_mutant(mutant, reached):
     return "survived"
 
 
+def changed_lines(base, watched):
+    """Source file -> the numbers of its lines that differ from a commit, of what is watched."""
+    diff = run(["git", "diff", "--unified=0", "--no-color", "--no-ext-diff", base, "--", *watched])
+    if diff.returncode != 0:
+        sys.exit(f"git cannot compare with '{base}': {diff.stderr.strip()}")
+    lines, name = collections.defaultdict(set), None
+    for line in diff.stdout.splitlines():
+        if line.startswith("+++ "):
+            name = line[6:] if line.endswith(".rs") else None
+        place = re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line)
+        if place and name:
+            first, n = int(place[1]), int(place[2] or 1)
+            lines[name].update(range(first, first + n))
+    return {name: numbers for name, numbers in lines.items() if numbers and not is_module_of_tests(name)}
+
+
+def is_module_of_tests(name):
+    file = pathlib.Path(name)
+    above = [other for other in file.parent.glob("*.rs") if other.name in ("mod.rs", "lib.rs")]
+    return any(f"#[cfg(test)]\nmod {file.stem};" in other.read_text() for other in above)
+
+
+def known_survivors():
+    lines = KNOWN.read_text().splitlines() if KNOWN.is_file() else []
+    return {tuple(line.split(" | ", 1)) for line in lines if line and not line.startswith("# ")}
+
+
+def try_changed(args):
+    """Tries the mutants of changed lines, package by package. Returns the process's exit code."""
+    begin = time.monotonic()
+    args.end, args.longest = begin + args.seconds, LONGEST_TEST
+    for name, value in SHORT_TESTS.items():
+        ENVIRONMENT.setdefault(name, value)
+    watched = dict(each.split("=", 1) for each in args.watch) or WATCHED
+    args.lines = changed_lines(args.changed, watched)
+    by_package = collections.defaultdict(list)
+    for name in sorted(args.lines):
+        by_package[next(package for prefix, package in watched.items() if name.startswith(prefix))].append(name)
+    root = args.work / "copy"
+    counts, known, bad = collections.Counter(), known_survivors(), []
+    for args.package, args.files in by_package.items():
+        copy_sources(root)
+        mutants, binaries = compile_mutants(args, root, args.files[0].split("/src/")[0])
+        if binaries is None:
+            counts["left out"] += len(mutants)
+            print(f"{args.package}: {len(mutants)} mutants are left out: its tests were not compiled in {args.seconds} s")
+            continue
+        reached = reach(binaries, args)
+        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+            ends = list(pool.map(lambda mutant: try_mutant(mutant, reached, args.end), mutants))
+        for mutant, end in zip(mutants, ends):
+            is_bad = end in ("survived", "not reached")
+            is_known = is_bad and (mutant.file, mutant.what) in known
+            counts[("known" if is_known else end) if is_bad or end == "left out" else "caught"] += 1
+            if is_bad and not is_known:
+                bad.append(f"{mutant.file}:{mutant.line}: {end}: {mutant.what}")
+        n_left_out = ends.count("left out")
+        if n_left_out:
+            print(f"{args.package}: {n_left_out} of {len(mutants)} mutants are left out: {args.seconds} s are over")
+    copy_sources(root)
+    told = ", ".join(f"{n} {end}" for end, n in sorted(counts.items())) or "none"
+    n_lines = sum(map(len, args.lines.values()))
+    print(f"mutants of {n_lines} lines that differ from {args.changed}: {told}; {time.monotonic() - begin:.0f} s")
+    for line in bad:
+        print(line, file=sys.stderr)
+    if bad:
+        print(f"write a test for each, or a line `path | mutant` with its reason in {KNOWN.name}", file=sys.stderr)
+    return 1 if bad else 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", help="source files of one crate, relative to the repository")
-    parser.add_argument("--package", required=True, help="the crate's package")
+    parser.add_argument("files", nargs="*", help="source files of one crate, relative to the repository")
+    parser.add_argument("--package", help="the crate's package")
+    parser.add_argument("--changed", metavar="COMMIT", help="the lines that differ from it, in place of files")
+    parser.add_argument("--seconds", type=int, default=180, help="with --changed: how long it may take (180)")
+    parser.add_argument("--watch", action="append", default=[], metavar="PATH=PACKAGE",
+                        help="with --changed: other files than what must never be wrong")
     parser.add_argument("--tests-of", action="append", help="packages whose tests are run (the crate's own)")
     parser.add_argument("--without", action="append", default=[], help="test programs, modules or tests that are left out")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many run at the same time (one for each core)")
     parser.add_argument("--cargo", action="append", default=[], help="further arguments of `cargo test --no-run`")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="a folder for the copy and the results")
     args = parser.parse_args()
+    if bool(args.changed) == bool(args.files) or bool(args.files) != bool(args.package):
+        parser.error("name files with their --package, or a commit with --changed")
     args.work = args.work.resolve()  # tests run in the folders of their crates
     root = args.work / "copy"
     root.mkdir(parents=True, exist_ok=True)
+    if args.changed:
+        sys.exit(try_changed(args))
+    args.end, args.longest, args.lines = float("inf"), float("inf"), None
     copy_sources(root)
     crate = args.files[0].split("/src/")[0]
     mutants, binaries = compile_mutants(args, root, crate)
@@ -370,7 +498,7 @@ def main():
     reached = reach(binaries, args)
     print(f"{len(reached)} tests, {sum(s for _, s in reached.values()):.1f} s", flush=True)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        report(mutants, pool.map(lambda mutant: try_mutant(mutant, reached), mutants), args.work)
+        report(mutants, pool.map(lambda mutant: try_mutant(mutant, reached, args.end), mutants), args.work)
 
 
 def report(mutants, ends, work):
