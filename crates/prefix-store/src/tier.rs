@@ -194,9 +194,6 @@ impl Tier {
     /// [`Busy`]: the job is not taken, and has no outcome.
     pub fn submit(&self, job: Job) -> Result<(), Busy> {
         let mut state = self.shared.lock();
-        if state.is_closed {
-            return Err(Busy);
-        }
         let config = &self.shared.config;
         match job {
             Job::Probe {

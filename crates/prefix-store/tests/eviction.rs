@@ -345,3 +345,34 @@ fn mooncakes_traces_are_served_as_by_the_better_rule() {
         }
     }
 }
+
+/// What a line saves counts for the rule that evicts only where the other one would not have it.
+#[test]
+fn a_line_that_both_rules_keep_counts_for_none() {
+    let line = |key: u32, value: f64| Candidate {
+        key,
+        last_used: u64::from(key),
+        value,
+        n_hits: 1,
+        n_saved: 100,
+    };
+    // The least recently used line is worth most: value evicts another one, and marks it.
+    let lines = [line(0, 9.0), line(1, 5.0), line(2, 1.0)];
+    let duel = || {
+        let mut duel = EvictionDuel::new();
+        assert_eq!(duel.evict(&lines).unwrap().key, 2);
+        assert!(duel.is_marked(0) && !duel.is_marked(1));
+        duel
+    };
+    // The ghost of the line that went is asked for: recency leads at the next eviction.
+    let rule_after = |used: u32| {
+        let mut duel = duel();
+        assert!(duel.is_ghost(0));
+        duel.line_used(used, 50);
+        duel.ghost_asked(0, 20);
+        duel.evict(&lines[..2]).unwrap();
+        duel.active()
+    };
+    assert_eq!(rule_after(0), EvictionRule::Value, "it saved 50 tokens");
+    assert_eq!(rule_after(1), EvictionRule::Recency, "both have them");
+}

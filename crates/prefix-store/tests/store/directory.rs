@@ -100,7 +100,8 @@ fn what_a_dead_process_left_is_removed() {
         part(&format!("{process}-0")),
         part(&format!("{process}-1")),
     ];
-    let others = [part("x-0"), part("1"), dir.path().join("notes.1-0.part")];
+    let mut others = ["x-0", "1", "-0", "1-"].map(part).to_vec();
+    others.push(dir.path().join("notes.1-0.part"));
     for file in dead.iter().chain(&others) {
         fs::write(file, "left").unwrap();
     }

@@ -354,3 +354,145 @@ fn groups_are_found_wherever_they_are() {
     let found = (0_u8..).zip(is_there).filter(|(_, is_there)| *is_there);
     assert_eq!(found.map(|(n, _)| n).collect::<Vec<_>>(), there);
 }
+
+/// Waits until a store was asked so often.
+fn until_asked(n_asked: &AtomicUsize, n: usize) {
+    let began = Instant::now();
+    while n_asked.load(Ordering::Relaxed) < n {
+        assert!(began.elapsed() < LONG);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The store is not asked for what nobody waits for any more.
+#[test]
+fn a_read_that_is_late_does_not_reach_the_store() {
+    let (held, go, n_asked) = Held::new();
+    let tier = Tier::start(key(1), vec![Box::new(held)], TierConfig::default()).unwrap();
+    let (deadline, names) = (Instant::now(), vec![name(1)]);
+    for job in [
+        Job::Probe {
+            id: JobId(1),
+            names: names.clone(),
+            deadline,
+        },
+        Job::Find {
+            id: JobId(2),
+            names: names.clone(),
+            deadline,
+        },
+        get(3, &names, deadline),
+        get(4, &names, in_time()),
+    ] {
+        tier.submit(job).unwrap();
+    }
+    // The last one is the first that comes to the store.
+    until_asked(&n_asked, 1);
+    let mut late: Vec<u64> = Vec::new();
+    while let Some(outcome) = tier.next() {
+        late.push(match outcome {
+            Outcome::Probed { id, n_found: 0 } => id.0,
+            Outcome::Found { id, is_there } if is_there == [false] => id.0,
+            Outcome::Got { id, groups } if groups.is_empty() => id.0,
+            other => panic!("{other:?}"),
+        });
+    }
+    assert_eq!(late, [1, 2, 3]);
+    go.send(Ok(())).unwrap();
+    let outcome = tier.next_within(LONG);
+    assert!(
+        matches!(outcome, Some(Outcome::Got { id: JobId(4), .. })),
+        "{outcome:?}"
+    );
+    assert_eq!(n_asked.load(Ordering::Relaxed), 1);
+}
+
+/// A read that is given up in its middle asks for no more.
+#[test]
+fn a_cancelled_read_stops_between_two_questions() {
+    let (held, go, n_asked) = Held::new();
+    let tier = Tier::start(key(1), vec![Box::new(held)], TierConfig::default()).unwrap();
+    let names: Vec<GroupName> = (0..9).map(name).collect();
+    (0..9).for_each(|_| go.send(Ok(())).unwrap());
+    store(&tier, &names, |_| b"some".to_vec());
+    tier.submit(get(1, &names, in_time())).unwrap();
+    until_asked(&n_asked, 10);
+    tier.cancel(JobId(1));
+    go.send(Ok(())).unwrap();
+    go.send(Ok(())).unwrap();
+    assert_eq!(fetch(&tier, 2, &names[..1]), [b"some"]);
+    assert_eq!(n_asked.load(Ordering::Relaxed), 11, "eight of nine groups, then one");
+}
+
+#[test]
+fn reads_that_wait_are_bounded() {
+    let (held, go, n_asked) = Held::new();
+    let config = TierConfig {
+        max_waiting_reads: 2,
+        ..TierConfig::default()
+    };
+    let tier = Tier::start(key(1), vec![Box::new(held)], config).unwrap();
+    tier.submit(get(1, &[name(1)], in_time())).unwrap();
+    until_asked(&n_asked, 1);
+    let mut submit = |id| tier.submit(get(id, &[name(1)], in_time()));
+    assert_eq!([2, 3, 4].map(&mut submit), [Ok(()), Ok(()), Err(Busy)]);
+    (0..3).for_each(|_| go.send(Ok(())).unwrap());
+    for id in 1..=3 {
+        let outcome = tier.next_within(LONG);
+        let is_next = matches!(&outcome, Some(Outcome::Got { id: of, .. }) if of.0 == id);
+        assert!(is_next, "{outcome:?}");
+    }
+}
+
+/// A store with one group that is not what its name says, which cannot be removed; it does not say
+/// what it has.
+#[derive(Debug)]
+struct Stuck;
+
+impl GroupStore for Stuck {
+    fn has(&mut self, _: &[GroupName]) -> Result<Vec<bool>, StoreError> {
+        Err(StoreError::Full)
+    }
+
+    fn get(&mut self, _: &[GroupName]) -> Result<Vec<Option<Arc<[u8]>>>, StoreError> {
+        Ok(vec![Some(frame(name(2), b"another"))])
+    }
+
+    fn put(&mut self, _: GroupName, _: &Arc<[u8]>) -> Result<Kept, StoreError> {
+        Err(StoreError::Full)
+    }
+
+    fn evict(&mut self, _: GroupName) -> Result<(), StoreError> {
+        Err(StoreError::Full)
+    }
+}
+
+/// A group that is refused and cannot be removed is refused again. A store that answers, if only
+/// with errors, is not down.
+#[test]
+fn a_store_that_refuses_is_asked_again() {
+    let tier = Tier::start(key(1), vec![Box::new(Stuck)], TierConfig::default()).unwrap();
+    for n in 1..=2 {
+        assert!(fetch(&tier, n, &[name(1)]).is_empty());
+        assert_eq!(tier.counts().n_refused, n);
+        tier.submit(Job::Find {
+            id: JobId(10 + n),
+            names: vec![name(1)],
+            deadline: in_time(),
+        })
+        .unwrap();
+        let outcome = tier.next_within(LONG);
+        assert!(
+            matches!(
+                outcome,
+                Some(Outcome::Failed {
+                    error: StoreError::Full,
+                    ..
+                })
+            ),
+            "{outcome:?}"
+        );
+        assert!(!tier.is_down());
+    }
+    assert_eq!((tier.counts().n_failed, tier.counts().n_down), (2, 0));
+}
