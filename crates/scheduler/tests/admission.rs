@@ -10,10 +10,11 @@ use crate::support::fake::rules;
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Script, Simulator};
 use cellar_scheduler::{
-    Event, Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestId, SchedulerConfig,
-    Tenant, TenantId,
+    Event, Micros, PrefixCaching, PrefixUse, Priority, Progress, PromptRows, Request, RequestId,
+    Scheduler, SchedulerConfig, Tenant, TenantId, Work,
 };
 use kv_core::TokenId;
+use kv_core::memory::{Memory, MemoryInputs};
 
 /// A simulator of ample memory with another configuration than the usual.
 fn with(change: impl FnOnce(&mut SchedulerConfig)) -> Simulator {
@@ -329,4 +330,54 @@ fn no_later_request_takes_a_place_that_is_kept() {
         assert_eq!(running(&sim), [source]);
     }
     sim.drain();
+}
+
+/// A memory may have fewer sequences than requests could run: the next one waits for one of them,
+/// and so does a further text of the same prompt.
+#[test]
+fn where_no_sequence_is_free_the_next_request_waits() {
+    let memory = Kind::Unified.memory(1, 900);
+    let config = SchedulerConfig::new(rules(4), 64, 4000);
+    let mut sim = Simulator::new(memory.clone(), config);
+    let ids: Vec<RequestId> = (0..2)
+        .map(|salt| sim.submit(script(text(30, salt))).unwrap())
+        .collect();
+    assert!(sim.step());
+    assert_eq!(running(&sim), [ids[0]]);
+    sim.drain();
+
+    let mut scheduler = Scheduler::new(config, &memory).unwrap();
+    let mut memory = memory;
+    let request = Request {
+        id: RequestId(1),
+        prompt: text(30, 1),
+        siblings: vec![RequestId(2)],
+        ..Request::default()
+    };
+    scheduler.handle(Micros(0), Event::Submit(request));
+    let mut step = |scheduler: &mut Scheduler, progress| {
+        let Work::Decode { step, planned } = scheduler.next(Micros(0), &memory).work else {
+            panic!("no step");
+        };
+        let mut steps = memory.begin_planned(planned.plan);
+        while steps.next(&mut MemoryInputs::default()).is_some() {}
+        drop(steps);
+        let rows = step.report(|_| Some(progress));
+        scheduler.handle(Micros(0), Event::StepDone(rows));
+        step.texts().collect::<Vec<_>>()
+    };
+    let token = Progress::Token(TokenId(5));
+    assert_eq!(step(&mut scheduler, token), [RequestId(1), RequestId(2)]);
+    assert_eq!(step(&mut scheduler, token), [RequestId(1)]);
+    assert_eq!(scheduler.n_waiting(), 1);
+    assert_eq!(step(&mut scheduler, Progress::Ended), [RequestId(1)]);
+    // It takes over what the first has left: its own tokens are there.
+    let Work::Edit(edits) = scheduler.next(Micros(0), &memory).work else {
+        panic!("the first has its own token behind the prompt");
+    };
+    for edit in edits {
+        let _no_rows = memory.apply(edit).unwrap();
+    }
+    let running: Vec<_> = scheduler.running().map(|r| (r.id, r.n_done)).collect();
+    assert_eq!(running, [(RequestId(2), 30)]);
 }

@@ -6,8 +6,8 @@ use crate::reuse::text;
 use crate::support::fake::{N_VOCAB, rules};
 use crate::support::kinds::Kind;
 use cellar_scheduler::{
-    End, Event, Feed, Micros, Outcome, PrefixUse, Progress, PromptRows, Request, RequestId, Salt,
-    Scheduler, SchedulerConfig, StepFailure, Work,
+    End, Event, Feed, Micros, Outcome, PrefixUse, Progress, PromptRows, Request, RequestId,
+    Retention, Salt, Scheduler, SchedulerConfig, Step, StepFailure, Work,
 };
 use kv_core::TokenId;
 use kv_core::memory::{Composite, CompositeSlot, Memory, MemoryInputs, PlannedBatch, RowsWritten};
@@ -248,4 +248,141 @@ fn what_was_computed_of_a_cancelled_request_is_reused() {
             assert_eq!(only(&feeds).0, n_kept.unwrap_or(n_fed), "{kind:?}");
         }
     }
+}
+
+/// A text of 31 tokens, the last of which is in a step with two drafted tokens. The memory may be
+/// another one than the scheduler was made for.
+fn drafted(mut memory: Composite, retention: Retention) -> (Scheduler, Composite, Step) {
+    let config = SchedulerConfig {
+        step_tokens: 64,
+        ..SchedulerConfig::new(rules(4), N_UBATCH, 1000)
+    };
+    let mut scheduler = Scheduler::new(config, &Kind::Unified.memory(4, 200)).unwrap();
+    let request = Request {
+        retention,
+        ..request(PrefixUse::default(), PromptRows::Last)
+    };
+    scheduler.handle(Micros(0), Event::Submit(request));
+    compute(&mut scheduler, &mut memory, |_| TokenId(5));
+    let draft = Event::Draft {
+        request: ID,
+        tokens: [6, 7].map(TokenId).to_vec(),
+    };
+    scheduler.handle(Micros(0), draft);
+    let Work::Decode { step, planned } = scheduler.next(Micros(0), &memory).work else {
+        panic!("no step");
+    };
+    assert_eq!((step.feeds[0].tokens.len(), step.feeds[0].n_draft), (3, 2));
+    hold(usize::MAX - 1, planned, &mut memory);
+    (scheduler, memory, step)
+}
+
+/// Nothing is drafted for a text while its step is computed.
+#[test]
+fn a_text_in_a_step_takes_no_drafts() {
+    let memory = Kind::Unified.memory(4, 200);
+    let (mut scheduler, _, step) = drafted(memory, Retention::Release);
+    assert_eq!(scheduler.draft_room(ID), 0);
+    let rows = step.report(|_| Some(Progress::Token(TokenId(9))));
+    scheduler.handle(Micros(0), Event::StepDone(rows));
+    assert!(scheduler.draft_room(ID) > 0);
+}
+
+/// Of the rows after drafted tokens the last is not used: its token is computed again. Without any
+/// row, a text has failed.
+#[test]
+fn a_row_that_is_not_reported_is_computed_again() {
+    let memory = Kind::Unified.memory(4, 200);
+    let (mut scheduler, mut memory, step) = drafted(memory, Retention::Release);
+    let mut chosen = [6, 7].map(TokenId).into_iter();
+    let rows = step.report(|_| chosen.next().map(Progress::Token));
+    assert_eq!(rows.len(), 2);
+    assert_eq!(scheduler.handle(Micros(0), Event::StepDone(rows)), []);
+    let (feeds, _) = next(&mut scheduler, &mut memory);
+    assert_eq!(
+        (only(&feeds), &feeds[0].tokens[..]),
+        ((32, 1), &[TokenId(7)][..])
+    );
+
+    let (mut scheduler, _) = submitted(PrefixUse::Off, PromptRows::Last);
+    let memory = Kind::Unified.memory(4, 200);
+    assert!(matches!(
+        scheduler.next(Micros(0), &memory).work,
+        Work::Decode { .. }
+    ));
+    let ended = scheduler.handle(Micros(0), Event::StepDone(Vec::new()));
+    let end = End::Failed;
+    assert_eq!(ended, [Outcome::Ended { request: ID, end }]);
+}
+
+/// What is kept of a text that is cancelled during its step ends before its drafted tokens.
+#[test]
+fn drafted_tokens_of_a_cancelled_text_leave_the_memory() {
+    let memory = Kind::Unified.memory(4, 200);
+    let (mut scheduler, mut memory, _) = drafted(memory, Retention::Release);
+    let end = End::Cancelled;
+    let ended = [Outcome::Ended { request: ID, end }];
+    assert_eq!(scheduler.handle(Micros(0), Event::Cancel(ID)), ended);
+    assert_eq!(
+        scheduler.handle(Micros(0), Event::Cancel(ID)),
+        [],
+        "it has ended"
+    );
+    scheduler.handle(Micros(0), Event::StepDone(Vec::new()));
+    assert_eq!(memory.n_used(), 33);
+    let Work::Edit(edits) = scheduler.next(Micros(0), &memory).work else {
+        panic!("no edits");
+    };
+    for edit in edits {
+        let _no_rows = memory.apply(edit).unwrap();
+    }
+    assert_eq!(memory.n_used(), 31);
+    let cached: Vec<usize> = scheduler.cached().map(|line| line.tokens.len()).collect();
+    assert_eq!(cached, [31]);
+}
+
+/// A memory that promised to go back and cannot: the whole sequence goes, and the text is computed
+/// again, without drafts from then on.
+#[test]
+fn a_memory_that_does_not_go_back_costs_the_sequence() {
+    let refusing = || Kind::Hybrid.memory(4, 200);
+    let (mut scheduler, mut memory, step) = drafted(refusing(), Retention::Release);
+    let rows = step.report(|_| Some(Progress::Token(TokenId(9))));
+    assert_eq!(scheduler.handle(Micros(0), Event::StepDone(rows)), []);
+    let (feeds, outcomes) = next(&mut scheduler, &mut memory);
+    assert_eq!(only(&feeds), (0, 32));
+    let preempted = Outcome::Preempted {
+        request: ID,
+        n_tokens: 31,
+    };
+    assert_eq!(outcomes[0], preempted);
+    assert_eq!((memory.n_used(), scheduler.cached().count()), (0, 0));
+    scheduler.handle(Micros(0), Event::StepFailed(StepFailure::Cancelled));
+    assert_eq!(scheduler.draft_room(ID), 0);
+
+    // One that was cancelled: nothing of it is cached.
+    let (mut scheduler, memory, _) = drafted(refusing(), Retention::Release);
+    scheduler.handle(Micros(0), Event::Cancel(ID));
+    scheduler.handle(Micros(0), Event::StepDone(Vec::new()));
+    emptied(&mut scheduler, memory);
+
+    // One that is parked: it has no sequence any more.
+    let (mut scheduler, memory, step) = drafted(refusing(), Retention::Park);
+    let rows = step.report(|_| Some(Progress::Ended));
+    scheduler.handle(Micros(0), Event::StepDone(rows));
+    assert!(scheduler.parked(ID).is_some());
+    emptied(&mut scheduler, memory);
+    assert!(scheduler.parked(ID).is_none() && scheduler.is_parked(ID));
+}
+
+/// The next edits leave nothing in the memory, and nothing is cached.
+fn emptied(scheduler: &mut Scheduler, mut memory: Composite) {
+    assert_eq!(memory.n_used(), 33);
+    let Work::Edit(edits) = scheduler.next(Micros(0), &memory).work else {
+        panic!("no edits");
+    };
+    for edit in edits {
+        let _no_rows = memory.apply(edit).unwrap();
+    }
+    assert_eq!((memory.n_used(), scheduler.cached().count()), (0, 0));
 }

@@ -204,3 +204,32 @@ fn a_restored_request_goes_on_behind_what_the_memory_holds() {
     assert_eq!(world.go(51), [(PARKED, vec![50])]);
     assert_eq!(world.memory.next_pos(seq).0, 11);
 }
+
+/// A parked request whose tokens were shifted stays as it is when a step of others fails: its
+/// positions do not tell how many of its tokens the memory holds.
+#[test]
+fn a_failed_step_of_others_leaves_a_shifted_request() {
+    let mut world = World::new(2);
+    let seq = world.scheduler.free_seq(Micros(0), &world.memory).unwrap();
+    let batch = Batch::prompt(seq, (0..10).map(TokenId));
+    let valid = kv_core::batch::validate(&batch, &rules(2), |_| None).unwrap();
+    let plan = world.memory.plan(&valid, 64).unwrap();
+    let mut steps = world.memory.begin_planned(plan);
+    while steps.next(&mut MemoryInputs::default()).is_some() {}
+    drop(steps);
+    let longer = Request {
+        id: PARKED,
+        prompt: (0..14).map(TokenId).collect(),
+        retention: Retention::Park,
+        ..Request::default()
+    };
+    world.scheduler.adopt(&world.memory, seq, longer).unwrap();
+    world.submit(RequestId(2), 20, Retention::Release);
+    let plan = world.scheduler.next(Micros(0), &world.memory);
+    assert!(matches!(plan.work, Work::Decode { .. }));
+    world.handle(Event::StepFailed(StepFailure::Computation));
+    assert_eq!(world.go(100)[0].0, RequestId(2));
+    assert_eq!(world.scheduler.parked(PARKED).unwrap().n_done, 10);
+    world.resume(&[50]);
+    assert!(world.go(51).contains(&(PARKED, vec![50])));
+}

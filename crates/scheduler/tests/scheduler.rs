@@ -12,9 +12,9 @@ use cellar_scheduler::{
     RequestError, RequestId, Scheduler, SchedulerConfig, SpeculationOff, StepFailure, Tenant,
     TenantId, TenantLimits, Work,
 };
-use kv_core::TokenId;
-use kv_core::batch::BatchRules;
+use kv_core::batch::{Batch, BatchRules, validate};
 use kv_core::memory::{Composite, Memory};
+use kv_core::{Pos, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
@@ -594,6 +594,40 @@ fn drafted_tokens_take_what_a_step_has_left() {
     let fed = feeds(&mut sim.scheduler, &sim.memory);
     let sizes: Vec<(usize, usize)> = fed.iter().map(|f| (f.tokens.len(), f.n_draft)).collect();
     assert_eq!(sizes, [(2, 1), (30, 0)]);
+}
+
+/// A window takes the drafted tokens of two texts in pieces alone, and may forget in between what a
+/// text goes back to: the step has none.
+#[test]
+fn drafted_tokens_that_part_a_step_are_left_out() {
+    let memory = Kind::Sliding.memory(2, 120);
+    let script = long_script(30, 20, &memory);
+    let mut sim = Simulator::new(memory, config(2));
+    let ids = [(); 2].map(|()| sim.submit(script.clone()).unwrap());
+    while ids.iter().any(|&id| sim.scheduler.draft_room(id) == 0) {
+        assert!(sim.step());
+    }
+    let mut batch = Batch::new();
+    for running in sim.scheduler.running() {
+        let tokens = [&running.tokens[running.n_done..], &prompt(8, 9)].concat();
+        for (pos, token) in (running.n_done as u32..).zip(tokens) {
+            let entry = batch.push_token(token).in_sequence(running.seq);
+            entry.at(Pos(pos)).with_output();
+        }
+    }
+    let valid = validate(&batch, &rules(2), |seq| sim.memory.positions(seq)).unwrap();
+    assert_eq!(valid.n_pieces(32), 1);
+    assert!(sim.memory.plan(&valid, 32).unwrap().len() > 1);
+    for request in ids {
+        let tokens = prompt(8, 9);
+        sim.scheduler
+            .handle(Micros(0), Event::Draft { request, tokens });
+    }
+    let n_before = sim.scheduler.counters().n_replanned;
+    let fed = feeds(&mut sim.scheduler, &sim.memory);
+    let sizes: Vec<(usize, usize)> = fed.iter().map(|f| (f.tokens.len(), f.n_draft)).collect();
+    assert_eq!(sizes, [(1, 0), (1, 0)]);
+    assert!(sim.scheduler.counters().n_replanned > n_before);
 }
 
 fn tenant(id: u64, weight: u32, max_running: Option<u32>) -> Tenant {

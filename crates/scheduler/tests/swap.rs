@@ -2,15 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-use crate::reuse::{script, text};
+use std::num::NonZeroU32;
+
+use crate::reuse::{run, script, text};
 use crate::support::fake::{N_VOCAB, rules};
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Disk, Script, Simulator, alone};
 use cellar_scheduler::{
-    Micros, Note, PrefixUse, Priority, PromptRows, RequestId, RowBytes, SchedulerConfig, Swap,
-    SwapRows, Tenant,
+    Event, Micros, Note, Outcome, PrefixUse, Priority, Progress, PromptRows, Request, RequestId,
+    RowBytes, Scheduler, SchedulerConfig, Swap, SwapRows, Tenant, Work,
 };
-use kv_core::memory::{Edit, Seqs};
+use kv_core::memory::{Composite, Edit, Memory, MemoryInputs, Seqs};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
@@ -145,6 +147,11 @@ fn a_part_is_in_a_sequence_of_its_own_in_between() {
 
 /// Two texts that share 100 tokens, and do not fit together to their ends.
 fn sharing(swap_rows: SwapRows) -> (Simulator, [RequestId; 2]) {
+    sharing_in(Kind::Unified.memory(4, 170), swap_rows)
+}
+
+/// The same in this memory.
+fn sharing_in(memory: Composite, swap_rows: SwapRows) -> (Simulator, [RequestId; 2]) {
     let config = SchedulerConfig {
         headroom: 1,
         swap_bytes: 10_000,
@@ -155,7 +162,6 @@ fn sharing(swap_rows: SwapRows) -> (Simulator, [RequestId; 2]) {
         cells: vec![10],
         state: None,
     };
-    let memory = Kind::Unified.memory(4, 170);
     let prompts = (0..1000).map(|salt| [text(100, 1), text(10, 40 + salt)].concat());
     let scripts = prompts.map(|prompt| Script {
         max_tokens: 50,
@@ -272,4 +278,69 @@ fn what_is_lost_on_the_disk_is_computed_again() {
     assert_eq!(counters.n_dropped_tokens, n_tokens as u64);
     sim.disk.as_mut().unwrap().n_bad = 0;
     sim.drain();
+}
+
+/// Bytes that begin behind a shared prefix need a sequence of their own on the way back: a cached
+/// prefix makes room where none is free.
+#[test]
+fn a_part_comes_back_where_a_cached_prefix_has_the_last_sequence() {
+    let (mut sim, ids) = sharing_in(Kind::Unified.memory(3, 170), SwapRows::Exact);
+    until_waiting(&mut sim, 1);
+    // Another text has a sequence now, and its prefix keeps it.
+    let other = Script {
+        max_tokens: 1,
+        ..script(text(9, 7))
+    };
+    run(&mut sim, other);
+    assert_eq!(sim.scheduler.cached().count(), 1);
+    sim.cancel(ids[0]);
+    sim.drain();
+    let counters = sim.scheduler.counters();
+    assert_eq!((counters.n_swapped_out, counters.n_swapped_in), (1, 1));
+    assert_eq!(counters.n_dropped_tokens, 0);
+    assert!(counters.n_evicted > 0);
+}
+
+/// While the bytes of a request are being saved, nothing else is done.
+#[test]
+fn nothing_is_planned_while_a_state_is_saved() {
+    let mut memory = Kind::Unified.memory(4, 170);
+    let config = SchedulerConfig {
+        swap_bytes: 10_000,
+        preempt_every: NonZeroU32::new(1),
+        ..SchedulerConfig::new(rules(4), 64, 4000)
+    };
+    let mut scheduler = Scheduler::new(config, &memory).unwrap();
+    for salt in 1..=2 {
+        let request = Request {
+            id: RequestId(salt),
+            prompt: text(30, salt as u32),
+            ..Request::default()
+        };
+        scheduler.handle(Micros(0), Event::Submit(request));
+    }
+    let Work::Decode { step, planned } = scheduler.next(Micros(0), &memory).work else {
+        panic!("no step");
+    };
+    let mut steps = memory.begin_planned(planned.plan);
+    while steps.next(&mut MemoryInputs::default()).is_some() {}
+    drop(steps);
+    let rows = step.report(|_| Some(Progress::Token(TokenId(5))));
+    scheduler.handle(Micros(0), Event::StepDone(rows));
+    let work = scheduler.next(Micros(0), &memory).work;
+    let Work::SwapOut { swap, .. } = work else {
+        panic!("{work:?}");
+    };
+    assert_eq!(swap.request, RequestId(2));
+    for _ in 0..2 {
+        let plan = scheduler.next(Micros(0), &memory);
+        assert!(matches!(plan.work, Work::Idle) && plan.outcomes.is_empty());
+    }
+    let (request, n_bytes) = (swap.request, Some(100));
+    let outcomes = scheduler.handle(Micros(0), Event::SwappedOut { request, n_bytes });
+    assert!(
+        matches!(outcomes[..], [Outcome::Preempted { .. }]),
+        "{outcomes:?}"
+    );
+    assert_eq!(scheduler.swapped_bytes(), 100);
 }

@@ -165,3 +165,26 @@ pub(super) fn nearest(x: f32) -> f32 {
 fn steps(index: f32, step: f32) -> impl Iterator<Item = f32> {
     (-N_STEPS..=N_STEPS).map(move |n| index + step * f32::from(n))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sums that are beyond all floats give no scale: the block is encoded without a search.
+    #[test]
+    fn sums_without_end_fit_nothing() {
+        let found = |scale: f32, importance: f32| {
+            let values: [f32; 32] = std::array::from_fn(|at| scale * (at as f32 - 9.3));
+            let group = Group::new(&values, &[importance; 32], scale * scale);
+            let affine = [Minimum::Any, Minimum::AtMostZero].map(|m| group.affine(15.0, m));
+            let affine = affine.map(|fit| fit.is_some());
+            (
+                group.symmetric(8.0).is_some(),
+                group.table().is_some(),
+                affine,
+            )
+        };
+        assert_eq!(found(1.0, 1.0), (true, true, [true; 2]));
+        assert_eq!(found(1e11, 1e4), (false, false, [false; 2]));
+    }
+}

@@ -379,6 +379,26 @@ mod tests {
         }
     }
 
+    /// What an entry alone saves: nothing where another one has all its tokens.
+    #[test]
+    fn an_entry_saves_what_no_other_one_has() {
+        let mut tree = PrefixTree::default();
+        for (entry, text) in ["abcdef", "abcxyz", "abc", "q", "q"]
+            .into_iter()
+            .enumerate()
+        {
+            tree.insert(Salt(0), &tokens(text), entry);
+        }
+        for (cut, expected) in [
+            (Cut::Anywhere, [3, 3, 0, 0, 0]),
+            (Cut::AtEnds, [3, 3, 3, 0, 0]),
+        ] {
+            let mut saved = [usize::MAX; 5];
+            tree.for_each_saved(cut, |entry, n| saved[entry] = n);
+            assert_eq!(saved, expected, "{cut:?}");
+        }
+    }
+
     #[test]
     fn entries_part_anywhere() {
         let mut tree = PrefixTree::default();
