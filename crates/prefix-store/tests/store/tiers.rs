@@ -421,7 +421,11 @@ fn a_cancelled_read_stops_between_two_questions() {
     go.send(Ok(())).unwrap();
     go.send(Ok(())).unwrap();
     assert_eq!(fetch(&tier, 2, &names[..1]), [b"some"]);
-    assert_eq!(n_asked.load(Ordering::Relaxed), 11, "eight of nine groups, then one");
+    assert_eq!(
+        n_asked.load(Ordering::Relaxed),
+        11,
+        "eight of nine groups, then one"
+    );
 }
 
 #[test]
