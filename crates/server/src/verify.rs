@@ -17,6 +17,8 @@ use kv_core::TokenId;
 use model_core::picture::PictureRun;
 
 use crate::app::{App, Phase};
+use crate::body_worker::run_blocking;
+use crate::generate::AnswerForm;
 use crate::model::ServedModel;
 
 /// Texts that wait; one that comes then is not verified.
@@ -58,6 +60,7 @@ pub(crate) struct Sample {
     prompt: Vec<TokenId>,
     pictures: Vec<PictureRun>,
     adapters: Option<Arc<[f32]>>,
+    form: Arc<AnswerForm>,
     options: CompletionOptions,
 }
 
@@ -81,15 +84,15 @@ impl Verifier {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is needed to compute text number `number` of a request again, where it is chosen. A
-    /// text that is held to a form is not.
+    /// What is needed to compute text number `number` of a request again, where it is chosen.
     pub(crate) fn sample(
         &self,
         model: &Arc<ServedModel>,
         request: &TextRequest,
+        form: &Arc<AnswerForm>,
         number: u64,
     ) -> Option<Sample> {
-        if self.part <= 0.0 || !request.steps.is_empty() {
+        if self.part <= 0.0 {
             return None;
         }
         let mut state = self.lock();
@@ -110,6 +113,7 @@ impl Verifier {
             prompt: request.prompt.clone(),
             pictures: request.pictures.clone(),
             adapters: request.adapters.clone(),
+            form: Arc::clone(form),
             options,
         })
     }
@@ -156,6 +160,8 @@ async fn verify_all(app: App) {
 /// The comparison with a text that is computed again; `None` where it cannot be computed any more.
 async fn verify(app: &App, text: &AnsweredText) -> Option<Verification> {
     let sample = &text.sample;
+    let form = Arc::clone(&sample.form);
+    let held = run_blocking(move || form.hold()).await.ok()?;
     let model = loop {
         let model = sample.model.upgrade()?;
         if app.phase() != Phase::Open {
@@ -173,6 +179,7 @@ async fn verify(app: &App, text: &AnsweredText) -> Option<Verification> {
         pictures: sample.pictures.clone(),
         adapters: sample.adapters.clone(),
         options: sample.options.clone(),
+        steps: held.steps,
         priority: Priority::Batch,
         prefix: PrefixUse::Off,
         ..TextRequest::default()

@@ -5,6 +5,7 @@
 //! request. Knows no API and no connection.
 
 mod echo;
+mod form;
 mod prepare;
 mod reasoning;
 mod request;
@@ -18,10 +19,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use cellar_chat::{ChatSplitter, Part};
-use cellar_engine::sampler::Step;
 use cellar_engine::serve::{Choices, TextRequest, TextStream, Usage};
 use cellar_engine::{FinishReason, TokenLogprobs};
-use cellar_grammar::{GrammarFailure, GrammarStep};
+use cellar_grammar::GrammarFailure;
 use kv_core::TokenId;
 
 use self::prepare::{PreparedRequest, PreparedText, prepare, special_pieces};
@@ -41,6 +41,7 @@ use time_limit::TimeLimit;
 
 pub use cellar_chat::{Arguments, CallNumber, Tool, ToolPaths};
 pub use echo::EchoedPrompt;
+pub(crate) use form::AnswerForm;
 pub use request::{
     ChatPrompt, Constraint, Form, GenerateRequest, MarkedText, Output, Prompt, Stop, ToolUse,
     UnheldKeywords,
@@ -189,29 +190,26 @@ impl App {
         let prepared = run_blocking(prepare).await?;
         let PreparedRequest {
             mut request,
+            form,
             texts,
             echo,
         } = prepared?;
         let n_prompt = request.prompt.len();
         let mut steps = Vec::with_capacity(texts.len());
         let mut others = Vec::with_capacity(texts.len());
-        for PreparedText {
-            step,
-            budget,
-            splitter,
-        } in texts
-        {
-            others.push((step.as_ref().map(GrammarStep::failure), splitter));
-            let step = step.map(|step| -> Box<dyn Step> { Box::new(step) });
-            let budget = budget.map(|budget| -> Box<dyn Step> { Box::new(budget) });
-            steps.push(step.into_iter().chain(budget).collect::<Vec<_>>());
+        for PreparedText { held, splitter } in texts {
+            others.push((held.failure, splitter));
+            steps.push(held.steps);
         }
         let mut steps = steps.into_iter();
         request.steps = steps.next().unwrap_or_default();
         let more_steps = || steps.next().unwrap_or_default();
         let shared = model.shared();
         let branch = self.branch(model, tenant, &request);
-        let sample = |number| self.verifier().sample(&shared, &request, number);
+        let sample = |number| {
+            let verifier = self.verifier();
+            verifier.sample(&shared, &request, &form, number)
+        };
         let samples: Vec<Option<Sample>> = (0..u64::from(n.get())).map(sample).collect();
         let streams = service.submit_texts(request, n, more_steps);
         let streams = streams.map_err(|error| {

@@ -1,13 +1,15 @@
 //! From a [`GenerateRequest`] to what a service computes: its prompt as tokens, its constraint
 //! compiled, and the readers of its texts. It takes the time that it takes, on a thread for that.
 
+use std::sync::Arc;
+
 use cellar_chat::{Calls, ChatSplitter};
-use cellar_engine::sampler::{Bias, LogitBias, ReasoningBudget};
+use cellar_engine::sampler::{Bias, LogitBias};
 use cellar_engine::serve::{PrefixUse, TextRequest};
 use cellar_engine::{CompletionOptions, Logprobs};
-use cellar_grammar::GrammarStep;
 use model_core::tokenizer::SpecialPieces;
 
+use super::form::{AnswerForm, HeldText};
 use super::reasoning::reasoning_budget;
 use super::{CallNumber, EchoedPrompt, GenerateRequest, Output, Prompt, ToolUse};
 use crate::adapters;
@@ -20,15 +22,14 @@ use crate::model::ServedModel;
 /// A request that is ready to be computed.
 pub(super) struct PreparedRequest {
     pub(super) request: TextRequest,
+    pub(super) form: Arc<AnswerForm>,
     pub(super) texts: Vec<PreparedText>,
     pub(super) echo: Option<EchoedPrompt>,
 }
 
 /// What one of the texts of a request has of its own.
-#[derive(Default)]
 pub(super) struct PreparedText {
-    pub(super) step: Option<GrammarStep>,
-    pub(super) budget: Option<ReasoningBudget>,
+    pub(super) held: HeldText,
     pub(super) splitter: Option<ChatSplitter>,
 }
 
@@ -78,13 +79,15 @@ pub(super) fn prepare(
         }
         _ => None,
     };
+    let calls = held.as_ref().and_then(|held| held.calls.clone());
+    let form = Arc::new(AnswerForm {
+        grammar: held.map(|held| held.grammar),
+        budget,
+    });
     let text = |_| PreparedText {
-        step: held.as_ref().map(|held| held.grammar.step()),
-        budget: budget.clone(),
-        splitter: rendered.and_then(|text| {
-            let calls = held.as_ref().and_then(|held| held.calls.clone());
-            splitter_of(model, text, request.output.clone(), calls)
-        }),
+        held: form.hold(),
+        splitter: rendered
+            .and_then(|text| splitter_of(model, text, request.output.clone(), calls.clone())),
     };
     let texts: Vec<PreparedText> = (0..request.choices.n_computed().get()).map(text).collect();
     let first = texts.first().and_then(|text| text.splitter.as_ref());
@@ -134,6 +137,7 @@ pub(super) fn prepare(
     };
     Ok(PreparedRequest {
         request,
+        form,
         texts,
         echo,
     })

@@ -27,15 +27,35 @@ fn texts_are_the_same_again() {
     complete(&server, &json!({"temperature": 0.9, "n": 2, "logprobs": 3}));
     complete(&server, &json!({"temperature": 0.9, "stop": [" was"]}));
     server.await_metric("cellar_verified_total", 4.0);
-    // What is held to a form is not computed again.
-    let schema =
-        json!({"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [1]}}});
-    complete(&server, &json!({"response_format": schema}));
     complete(&server, &json!({}));
     server.await_metric("cellar_verified_total", 5.0);
     assert_eq!(server.metric("cellar_mismatch_total"), 0.0);
     // Nothing of it is a request.
-    server.await_metric("cellar_requests_total{end=\"finished\"}", 6.0);
+    server.await_metric("cellar_requests_total{end=\"finished\"}", 5.0);
+}
+
+/// A text that is held to a form is held to it again.
+#[test]
+fn texts_of_a_form_are_the_same_again() {
+    let server = verifying(Setup::default(), 1.0);
+    let schema = json!({"type": "object", "properties": {"a": {"type": "boolean"}},
+                        "required": ["a"], "additionalProperties": false});
+    let mut n_texts = 0.0;
+    for form in [
+        json!({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}),
+        json!({"grammar": "root ::= \"red\" | \"blue\" root"}),
+        json!({"guided_regex": "[a-z ]{5,30}"}),
+        json!({"guided_choice": ["red", "blue"]}),
+    ] {
+        let more = json!({"temperature": 0.9, "n": 2, "max_tokens": 40});
+        let fields = more.as_object().unwrap().clone();
+        let mut body = form;
+        body.as_object_mut().unwrap().extend(fields);
+        complete(&server, &body);
+        n_texts += 2.0;
+        server.await_metric("cellar_verified_total", n_texts);
+    }
+    assert_eq!(server.metric("cellar_mismatch_total"), 0.0);
 }
 
 #[test]
@@ -60,4 +80,31 @@ fn a_planted_fault_is_found() {
     complete(&server, &json!({}));
     server.await_metric("cellar_verified_total", 2.0);
     assert_eq!(server.metric("cellar_mismatch_total"), 1.0);
+}
+
+/// Of two answers that a script gives, the model itself gives one at most.
+#[test]
+fn a_planted_fault_is_found_in_a_text_of_a_form() {
+    let server = verifying(Setup::scripted(), 1.0);
+    let form = json!({"temperature": 0, "guided_choice": ["red", "blue"]});
+    for (n_texts, script) in [(1.0, "red"), (2.0, "blue")] {
+        server.script(script);
+        let reply = complete(&server, &form);
+        assert_eq!(reply["choices"][0]["text"], script);
+        server.await_metric("cellar_verified_total", n_texts);
+    }
+    assert!(server.metric("cellar_mismatch_total") >= 1.0);
+}
+
+/// Thoughts that a budget ends are ended again.
+#[test]
+fn thoughts_with_a_budget_are_verified() {
+    let server = verifying(Setup::scripted(), 1.0);
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    let body = json!({"messages": messages, "max_tokens": 30, "temperature": 0,
+                      "reasoning_budget": 4});
+    let reply = post(server.address, "/v1/chat/completions", &body);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    server.await_metric("cellar_verified_total", 1.0);
+    assert_eq!(server.metric("cellar_mismatch_total"), 0.0);
 }
