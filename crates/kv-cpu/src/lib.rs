@@ -25,7 +25,10 @@ mod recurrent;
 mod repack;
 mod storage;
 mod store_rows;
+mod sync;
 mod team;
+#[cfg(test)]
+mod team_tests;
 mod validate;
 mod values;
 mod weights;

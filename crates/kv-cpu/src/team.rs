@@ -29,26 +29,29 @@
 //!   the leader opens `state`, then loads `n_sleeping`. All four are sequentially consistent, so
 //!   at least one of the two sees the other. Unparking a helper that does not sleep only makes its
 //!   next park return at once, and it checks again.
+//!
+//! `tests/team.rs` tries this in all orders of the threads' accesses, as far as its bounds go.
 
 use std::any::Any;
-use std::cell::UnsafeCell;
-use std::hint::spin_loop;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::PoisonError;
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use kv_backend::BackendError;
 
 use crate::kernels::prefetch::prefetch_l2;
 use crate::storage::LINE;
+use crate::sync::{
+    Arc, AtomicBool, AtomicU64, AtomicUsize, JoinHandle, Mutex, MutexGuard, Ordering, SharedSlot,
+    ThreadBuilder, park, spin_loop, total_order, yield_now,
+};
 
 /// The time that a helper spins for the next job before it sleeps: longer than the gaps between the
 /// steps of a run, too short to be noticed as CPU load.
-const SPIN: Duration = Duration::from_micros(40);
+pub(crate) const SPIN: Duration = Duration::from_micros(40);
 
 /// The largest part of a thread's share that is prefetched while it waits: it has to stay in the L2
 /// cache together with what the present job reads.
@@ -118,7 +121,7 @@ struct TeamState {
     state: OwnLine<AtomicU64>,
     /// The next task of each thread's range, `[threads]`.
     next: Box<[OwnLine<AtomicUsize>]>,
-    job: UnsafeCell<Option<Job>>,
+    job: SharedSlot<Option<Job>>,
     n_sleeping: AtomicUsize,
     stop: AtomicBool,
     failure: Mutex<Option<BackendError>>,
@@ -146,24 +149,29 @@ pub(crate) struct TeamGuard<'a> {
 impl Team {
     /// A team of `n_threads`, the leader included.
     pub(crate) fn new(n_threads: NonZeroUsize) -> Result<Self, BackendError> {
+        // If threads outnumber cores, spinning would take cores from threads that compute.
+        let n_cores = available_parallelism().map_or(1, NonZeroUsize::get);
+        let spin = if n_threads.get() > n_cores {
+            Duration::ZERO
+        } else {
+            SPIN
+        };
+        Self::with_spin(n_threads, spin)
+    }
+
+    /// The same with helpers that spin for so long before they sleep.
+    pub(crate) fn with_spin(n_threads: NonZeroUsize, spin: Duration) -> Result<Self, BackendError> {
         let shared = Arc::new(TeamState {
             hint: PrefetchHint::default(),
             state: OwnLine(AtomicU64::new(0)),
             next: (0..n_threads.get())
                 .map(|_| OwnLine(AtomicUsize::new(0)))
                 .collect(),
-            job: UnsafeCell::new(None),
+            job: SharedSlot::new(None),
             n_sleeping: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             failure: Mutex::new(None),
         });
-        // If threads outnumber cores, spinning would take cores from threads that compute.
-        let n_cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let spin = if n_threads.get() > n_cores {
-            Duration::ZERO
-        } else {
-            SPIN
-        };
         let mut team = Self {
             shared,
             helpers: Vec::new(),
@@ -171,7 +179,7 @@ impl Team {
         };
         for number in 1..n_threads.get() {
             let shared = Arc::clone(&team.shared);
-            let named = thread::Builder::new().name(format!("kv-cpu-{number}"));
+            let named = ThreadBuilder::new().name(format!("kv-cpu-{number}"));
             let handle = named.spawn(move || help(&shared, number, spin));
             team.helpers.push(handle.map_err(|e| BackendError::Device {
                 backend: "cpu",
@@ -197,6 +205,7 @@ impl Team {
     }
 
     fn wake(&self) {
+        total_order();
         if self.shared.n_sleeping.load(Ordering::SeqCst) > 0 {
             self.helpers.iter().for_each(|h| h.thread().unpark());
         }
@@ -257,7 +266,7 @@ impl TeamGuard<'_> {
             unsafe { std::mem::transmute::<*const Task<'_>, *const Task<'static>>(task) };
         // SAFETY: the last job is closed and no thread is inside; only the leader opens jobs, and
         // the guard in `self` makes this the only leader.
-        unsafe { *shared.job.get() = Some(Job { task, n_tasks }) };
+        unsafe { shared.job.write(Some(Job { task, n_tasks })) };
         for (thread, next) in shared.next.iter().enumerate() {
             let first = task_range(n_tasks, thread, shared.next.len()).start;
             next.0.store(first, Ordering::Relaxed);
@@ -277,7 +286,7 @@ impl TeamGuard<'_> {
                 0..4096 if shared.hint.prefetch_step(0, &mut progress) => {}
                 0..4096 => spin_loop(),
                 // A helper was preempted inside a task: yield the core to it.
-                _ => thread::yield_now(),
+                _ => yield_now(),
             }
         }
     }
@@ -287,7 +296,7 @@ impl TeamState {
     /// Claims and runs tasks until there are none; the caller is the leader or inside.
     fn work(&self, thread: usize) {
         // SAFETY: the job is not written while its leader or a thread inside works on it.
-        let Some(Job { task, n_tasks }) = (unsafe { *self.job.get() }) else {
+        let Some(Job { task, n_tasks }) = (unsafe { self.job.read() }) else {
             return;
         };
         // SAFETY: the leader does not return before all have left, so the task is still there.
@@ -343,7 +352,7 @@ impl TeamState {
 }
 
 /// The tasks that a thread takes first: contiguous, because a task prefetches what the next reads.
-fn task_range(n_tasks: usize, thread: usize, n_threads: usize) -> Range<usize> {
+pub(crate) fn task_range(n_tasks: usize, thread: usize, n_threads: usize) -> Range<usize> {
     thread * n_tasks / n_threads..(thread + 1) * n_tasks / n_threads
 }
 
@@ -383,149 +392,11 @@ fn help(shared: &TeamState, number: usize, spin: Duration) {
 /// Parks until unparked, unless there is something to do.
 fn sleep(shared: &TeamState, done: u64) {
     shared.n_sleeping.fetch_add(1, Ordering::SeqCst);
+    total_order();
     let word = shared.state.0.load(Ordering::SeqCst);
     let work = word & OPEN != 0 && word / JOB != done;
     if !work && !shared.stop.load(Ordering::SeqCst) {
-        thread::park();
+        park();
     }
     shared.n_sleeping.fetch_sub(1, Ordering::SeqCst);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn team(n: usize) -> Team {
-        Team::new(NonZeroUsize::new(n).unwrap()).unwrap()
-    }
-
-    #[test]
-    fn every_task_is_done_once() {
-        for n_threads in 1..=4 {
-            let team = team(n_threads);
-            assert_eq!(team.n_threads(), n_threads);
-            let done: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
-            for n_tasks in (0..300).map(|i| i % 101) {
-                done.iter().for_each(|d| d.store(0, Ordering::Relaxed));
-                let task = |thread: usize, i: usize| {
-                    assert!(thread < n_threads);
-                    done[i].fetch_add(1, Ordering::Relaxed);
-                    Ok(())
-                };
-                team.lead().each(n_tasks, &task).unwrap();
-                let once = |(i, d): (usize, &AtomicUsize)| {
-                    d.load(Ordering::Relaxed) == usize::from(i < n_tasks)
-                };
-                assert!(done.iter().enumerate().all(once));
-            }
-        }
-    }
-
-    #[test]
-    fn task_ranges_are_contiguous_and_complete() {
-        for n_threads in 1..6 {
-            for n_tasks in 0..40 {
-                let ranges = (0..n_threads).map(|thread| task_range(n_tasks, thread, n_threads));
-                let ranges: Vec<Range<usize>> = ranges.collect();
-                assert!(ranges.iter().cloned().flatten().eq(0..n_tasks));
-                let (least, most) = (n_tasks / n_threads, n_tasks.div_ceil(n_threads));
-                assert!(ranges.iter().all(|s| s.len() == least || s.len() == most));
-            }
-        }
-    }
-
-    #[test]
-    fn tasks_that_others_have_not_begun_are_stolen() {
-        // Two helpers are kept in their first tasks until the leader has done all others.
-        let team = team(3);
-        let (n_tasks, n_kept) = (30, AtomicUsize::new(0));
-        let by_leader = AtomicUsize::new(0);
-        let task = |thread: usize, _| {
-            let start = Instant::now();
-            let is_open = || start.elapsed() < Duration::from_secs(20);
-            if thread > 0 {
-                n_kept.fetch_add(1, Ordering::SeqCst);
-                while by_leader.load(Ordering::SeqCst) < n_tasks - 2 && is_open() {
-                    thread::yield_now();
-                }
-            } else {
-                while n_kept.load(Ordering::SeqCst) < 2 && is_open() {
-                    thread::yield_now();
-                }
-                by_leader.fetch_add(1, Ordering::SeqCst);
-            }
-            Ok(())
-        };
-        team.lead().each(n_tasks, &task).unwrap();
-        assert_eq!(by_leader.load(Ordering::SeqCst), n_tasks - 2);
-    }
-
-    #[test]
-    fn helpers_that_sleep_wake_up() {
-        let team = team(2);
-        for _ in 0..3 {
-            thread::sleep(SPIN * 20);
-            let helped = AtomicBool::new(false);
-            let both = |thread: usize, _| {
-                // The leader waits in its first task until the helper has taken one.
-                let start = Instant::now();
-                while thread == 0 && !helped.load(Ordering::Relaxed) {
-                    assert!(
-                        start.elapsed() < Duration::from_secs(20),
-                        "the helper sleeps on"
-                    );
-                    thread::yield_now();
-                }
-                helped.store(true, Ordering::Relaxed);
-                Ok(())
-            };
-            team.lead().each(4, &both).unwrap();
-        }
-    }
-
-    #[test]
-    fn panics_and_errors_come_back_and_the_team_goes_on() {
-        for n_threads in [1, 3] {
-            let team = team(n_threads);
-            let panics = |_, i| {
-                if i == 7 {
-                    panic!("task {i} fell over")
-                } else {
-                    Ok(())
-                }
-            };
-            let error = team.lead().each(20, &panics).unwrap_err();
-            assert!(error.to_string().contains("task 7 fell over"), "{error}");
-            let refuses = |_, _| {
-                Err(BackendError::WrongLength {
-                    what: "values",
-                    wanted: 1,
-                    got: 2,
-                })
-            };
-            let error = team.lead().each(20, &refuses).unwrap_err();
-            assert!(matches!(error, BackendError::WrongLength { got: 2, .. }));
-            team.lead().each(20, &|_, _| Ok(())).unwrap();
-        }
-    }
-
-    #[test]
-    fn several_threads_take_turns_in_leading() {
-        let team = team(2);
-        let sum = AtomicUsize::new(0);
-        thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    for _ in 0..200 {
-                        let add = |_, i| {
-                            sum.fetch_add(i, Ordering::Relaxed);
-                            Ok(())
-                        };
-                        team.lead().each(10, &add).unwrap();
-                    }
-                });
-            }
-        });
-        assert_eq!(sum.into_inner(), 3 * 200 * 45);
-    }
 }
