@@ -49,7 +49,7 @@ WATCHED = {
 KNOWN = pathlib.Path(__file__).resolve().parent / "mutants.txt"
 # Of changed lines there are few mutants, and little time: shorter random tests, and none that takes longer than this.
 LONGEST_TEST = 10
-SHORT_TESTS = {"PROPTEST_CASES": "16", "CELLAR_SIM_STEPS": "4000", "CELLAR_EXHAUST_DEPTH": "3"}
+SHORT_TESTS = {"PROPTEST_CASES": "16", "CELLAR_SIM_STEPS": "4000", "CELLAR_EXHAUST_DEPTH": "4"}
 
 PARSER = tree_sitter.Parser(tree_sitter.Language(tree_sitter_rust.language()))
 SWITCH = pathlib.Path("src/mutant_switch.rs")
