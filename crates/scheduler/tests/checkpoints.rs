@@ -40,6 +40,27 @@ fn few_tokens_are_not_kept() {
     assert_eq!(kept(9, &[]), [8]);
 }
 
+/// A copy that is kept in the middle of a prompt has no more of the prompt than it has tokens.
+#[test]
+fn copies_have_the_part_of_the_prompt_that_they_hold() {
+    let mut sim = simulator(Kind::Recurrent, 12, 900);
+    let script = Script {
+        checkpoints: vec![32, 100],
+        ..script(text(140, 1))
+    };
+    run(&mut sim, script);
+    let lines = sim.scheduler.cached();
+    let mut lines: Vec<(usize, usize)> = lines.map(|l| (l.tokens.len(), l.n_prompt)).collect();
+    lines.sort_unstable();
+    assert_eq!(lines[..3], [(32, 32), (100, 100), (139, 139)]);
+    assert!(
+        lines[3..]
+            .iter()
+            .all(|&(n, n_prompt)| n_prompt == n.min(140))
+    );
+    sim.drain();
+}
+
 #[test]
 fn an_older_prefix_makes_room_for_a_copy() {
     let mut sim = simulator(Kind::Recurrent, 3, 900);
