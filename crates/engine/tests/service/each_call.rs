@@ -229,6 +229,7 @@ fn check(case: &Case) {
         }
         n_calls += 1;
     }
+    println!("{n_calls} calls failed, {n_refused} of them while the engine was made");
     assert!(
         n_refused >= 2 && n_failed > 0 && n_calls > 60,
         "{n_calls} calls"
