@@ -26,7 +26,7 @@ pub enum TraceError {
     Scheduler(#[from] RequestError),
     /// There is no memory of this size.
     #[error(transparent)]
-    NoMemory(#[from] MemoryConfigError),
+    MemorySize(#[from] MemoryConfigError),
     /// The memory refuses what the scheduler planned, which no sound trace leads to.
     #[error(transparent)]
     Memory(#[from] Refusal),

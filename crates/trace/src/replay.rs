@@ -291,8 +291,8 @@ pub fn replay(trace: &Trace, config: &ReplayConfig) -> Result<ReplayReport, Trac
 /// together.
 ///
 /// # Errors
-/// [`TraceError::NoMemory`] where there is no memory of this size; [`TraceError::Memory`] where it
-/// refuses what the scheduler planned, which no sound trace leads to; [`TraceError::Scheduler`]
+/// [`TraceError::MemorySize`] where there is no memory of this size; [`TraceError::Memory`] where
+/// it refuses what the scheduler planned, which no sound trace leads to; [`TraceError::Scheduler`]
 /// where the limits of the trace suit no scheduler; [`TraceError::Refused`] where there is a tier
 /// and layers of the model have windows or states.
 pub fn replay_fleet(
