@@ -231,7 +231,6 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-#[cfg(feature = "serve")]
 /// An IP address, also by the name that every machine has for itself.
 fn address(text: &str) -> Result<IpAddr, String> {
     if text == "localhost" {
@@ -241,6 +240,7 @@ fn address(text: &str) -> Result<IpAddr, String> {
     address.map_err(|_| "an IP address is needed, such as 127.0.0.1 or 0.0.0.0".to_owned())
 }
 
+#[cfg(feature = "serve")]
 impl ServeArgs {
     /// The models that are named, with -m or without.
     pub(crate) fn named(&self) -> Vec<&std::path::Path> {
