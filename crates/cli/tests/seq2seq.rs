@@ -124,18 +124,18 @@ fn what_needs_no_source_is_refused() {
     let text = dir.path().join("text.txt");
     std::fs::write(&text, PROMPT).unwrap();
     let text = text.to_str().unwrap();
+    let out = dir.path().join("logits.safetensors");
+    let out = out.to_str().unwrap();
     for args in [
         &["perplexity", "-m", model, "-f", text][..],
         &["chat", "-m", model],
+        &["bench", "-m", model, "-p", "4", "-n", "4"],
+        &["logits", "-m", model, "--tokens", "0,5", "--out", out],
     ] {
         let (code, message) = failure(args);
         assert_eq!(code, 2, "{message}");
         assert!(message.contains("'cellar run' is for it"), "{message}");
     }
-    let out = dir.path().join("logits.safetensors");
-    let out = out.to_str().unwrap();
-    let (_, message) = failure(&["logits", "-m", model, "--tokens", "0,5", "--out", out]);
-    assert!(message.contains("has no source"), "{message}");
     let long = "bird ".repeat(40);
     let (_, message) = failure(&["run", "-m", model, "--ubatch", "64", &long]);
     assert!(message.contains("64"), "{message}");

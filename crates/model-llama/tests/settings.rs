@@ -96,7 +96,8 @@ const WITHOUT_EFFECT: &[&str] = &[
     "summary_proj_to_labels",
     "summary_type",
     "summary_use_proj",
-    "tie_word_embeddings", // the file has an output matrix, or not
+    "tie_word_embeddings", // the file has an output matrix of its own, or not
+    "weight_tying",        // the same
     "transformers_version",
     "use_cache",
 ];

@@ -78,10 +78,10 @@ fn prefixes_go_to_a_file_and_come_back() {
     let kept = std::fs::read(dir.path().join("bad.bin")).unwrap();
     assert_eq!(kept, b"nonsense", "no other file is replaced");
     assert_eq!(act(&server, "other", &file).0, 400);
-    // Of the model that the body names.
+    // Of the model that the body names, or the address, but not of two.
     let other = json!({"filename": "one.bin", "model": "nobody"});
-    let (status, error) = act(&server, "restore", &other);
-    assert_eq!(status, 404, "{error}");
+    let (status, error) = act(&server, "restore&model=stories", &other);
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("model")));
     // In place of what is cached now, and as often as wanted.
     assert_eq!(act(&server, "restore", &file).0, 200);
     assert_eq!(act(&server, "restore", &file).0, 200);
