@@ -129,7 +129,7 @@ class Schemata:
         self.next_id += 1
         operator = node.child_by_field_name("operator") or node
         line = operator.start_point[0] + 1
-        mutant = Mutant(self.next_id - 1, self.name, line, " ".join(what.split())[:120])
+        mutant = Mutant(self.next_id - 1, self.name, line, " ".join(what.split())[:120].rstrip())
         if mutant.id in self.dropped or self.lines is not None and line not in self.lines:
             return None
         self.mutants.append(mutant)
@@ -434,6 +434,11 @@ def try_changed(args):
         ENVIRONMENT.setdefault(name, value)
     watched = dict(each.split("=", 1) for each in args.watch) or WATCHED
     args.lines = changed_lines(args.changed, watched)
+    n_lines = sum(map(len, args.lines.values()))
+    if args.most and n_lines > args.most:
+        print(f"{n_lines} lines differ from {args.changed}: not tried, as {args.seconds} s are for at most {args.most}; "
+              "name a nearer commit, or the files")
+        return 0
     by_package = collections.defaultdict(list)
     for name in sorted(args.lines):
         by_package[next(package for prefix, package in watched.items() if name.startswith(prefix))].append(name)
@@ -460,7 +465,6 @@ def try_changed(args):
             print(f"{args.package}: {n_left_out} of {len(mutants)} mutants are left out: {args.seconds} s are over")
     copy_sources(root)
     told = ", ".join(f"{n} {end}" for end, n in sorted(counts.items())) or "none"
-    n_lines = sum(map(len, args.lines.values()))
     print(f"mutants of {n_lines} lines that differ from {args.changed}: {told}; {time.monotonic() - begin:.0f} s")
     for line in bad:
         print(line, file=sys.stderr)
@@ -474,6 +478,7 @@ def main():
     parser.add_argument("files", nargs="*", help="source files of one crate, relative to the repository")
     parser.add_argument("--package", help="the crate's package")
     parser.add_argument("--changed", metavar="COMMIT", help="the lines that differ from it, in place of files")
+    parser.add_argument("--most", type=int, metavar="LINES", help="with --changed: tries nothing where more differ")
     parser.add_argument("--seconds", type=int, default=180, help="with --changed: how long it may take (180)")
     parser.add_argument("--watch", action="append", default=[], metavar="PATH=PACKAGE",
                         help="with --changed: other files than what must never be wrong")

@@ -12,9 +12,15 @@ use cellar_scheduler::{PrefixCaching, SchedulerConfig};
 /// The lengths of what is cached after a prompt of so many tokens, shortest first, but for its
 /// text.
 fn kept(n_prompt: u32, checkpoints: &[usize]) -> Vec<usize> {
+    kept_with(n_prompt, checkpoints, None)
+}
+
+/// The same where others part from it after so many tokens.
+fn kept_with(n_prompt: u32, checkpoints: &[usize], parting: Option<usize>) -> Vec<usize> {
     let mut sim = simulator(Kind::Recurrent, 12, 900);
     let script = Script {
         checkpoints: checkpoints.to_vec(),
+        parting,
         ..script(text(n_prompt, 1))
     };
     run(&mut sim, script);
@@ -32,6 +38,18 @@ fn copies_are_apart_and_the_last_of_near_ones_is_kept() {
     let checkpoints = [16, 31, 32, 100, 123, 124, 140, 200];
     assert_eq!(kept(140, &checkpoints), [16, 32, 100, 123, 139]);
     assert_eq!(kept(140, &[15]), [139]);
+}
+
+/// Behind the last picture a copy is kept however near the end is, but only one.
+#[test]
+fn a_copy_is_kept_where_others_part() {
+    let kept_at = |parting| kept_with(140, &[30, 100], Some(parting));
+    assert_eq!(kept_at(110), [30, 110, 139]);
+    assert_eq!(kept_at(138), [30, 100, 138, 139]);
+    for outside in [15, 139, 140, 200] {
+        assert_eq!(kept_at(outside), [30, 100, 139], "{outside}");
+    }
+    assert_eq!(kept_at(16), [16, 100, 139]);
 }
 
 #[test]

@@ -49,6 +49,7 @@ fn script(number: usize) -> Script {
         prefix: PrefixUse::Within(Salt(1)),
         prompt_rows: PromptRows::Last,
         checkpoints: Vec::new(),
+        parting: None,
         tenant: Default::default(),
         max_tokens,
         bad_row: None,

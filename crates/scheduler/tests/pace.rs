@@ -49,6 +49,7 @@ fn script(n_prompt: u32, number: u32) -> Script {
         prefix: PrefixUse::Off,
         prompt_rows: PromptRows::Last,
         checkpoints: Vec::new(),
+        parting: None,
         tenant: Tenant::default(),
         max_tokens: 300,
         bad_row: None,

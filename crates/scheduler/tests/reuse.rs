@@ -29,6 +29,7 @@ pub(crate) fn script(prompt: Vec<TokenId>) -> Script {
         prefix: PrefixUse::default(),
         prompt_rows: PromptRows::Last,
         checkpoints: Vec::new(),
+        parting: None,
         tenant: Tenant::default(),
         max_tokens: 4,
         bad_row: None,

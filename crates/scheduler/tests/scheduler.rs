@@ -51,6 +51,7 @@ fn script(n_prompt: u32, salt: u32) -> Script {
         prefix: PrefixUse::Off,
         prompt_rows: PromptRows::Last,
         checkpoints: Vec::new(),
+        parting: None,
         tenant: Tenant::default(),
         max_tokens: 20,
         bad_row: None,

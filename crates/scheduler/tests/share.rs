@@ -41,6 +41,7 @@ fn script(n: u32, rest: u32, number: u32) -> Script {
         prefix: PrefixUse::default(),
         prompt_rows: PromptRows::Last,
         checkpoints: Vec::new(),
+        parting: None,
         tenant: Tenant::default(),
         max_tokens: 4,
         bad_row: None,

@@ -136,6 +136,7 @@ fn script(rng: &mut ChaCha8Rng, capacity: u32) -> Script {
         checkpoints: (0..below(rng, 4))
             .map(|_| below(rng, n_prompt + 10) as usize)
             .collect(),
+        parting: None,
         tenant: tenant(below(rng, 4)),
         priority: [Priority::Batch, Priority::Normal, Priority::Interactive]
             [below(rng, 3) as usize],

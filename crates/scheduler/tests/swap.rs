@@ -47,6 +47,7 @@ fn simulator(swap_bytes: u64, swap_disk_bytes: u64, n_bad: u32) -> Simulator {
             prefix: PrefixUse::Off,
             prompt_rows: PromptRows::Last,
             checkpoints: Vec::new(),
+            parting: None,
             tenant: Tenant::default(),
             max_tokens: 100,
             bad_row: None,

@@ -500,3 +500,19 @@ fn a_store_that_refuses_is_asked_again() {
     }
     assert_eq!((tier.counts().n_failed, tier.counts().n_down), (2, 0));
 }
+
+/// What was taken and cannot be stored is lost, which is more than not to be taken.
+#[test]
+fn what_a_store_does_not_keep_is_counted() {
+    let tier = Tier::start(key(1), vec![Box::new(Stuck)], TierConfig::default()).unwrap();
+    for n in 1..=2 {
+        tier.submit(put(n, 10)).unwrap();
+    }
+    assert!(tier.flush(LONG));
+    let counts = tier.counts();
+    assert_eq!(
+        (counts.n_lost, counts.n_not_stored, counts.n_stored),
+        (2, 2, 0)
+    );
+    assert_eq!((counts + counts).n_lost, 4);
+}

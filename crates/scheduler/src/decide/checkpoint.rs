@@ -84,13 +84,12 @@ pub(crate) fn checkpoints_of(
     }
     let mut checkpoints = vec![n_prompt - 1];
     let is_apart = |a: usize, b: usize| a.abs_diff(b) >= MIN_GAIN;
-    let is_inside = |place: usize| place >= n_done + MIN_GAIN && place < n_prompt;
-    let parting = request.parting.filter(|&place| is_inside(place));
+    let inside = n_done + MIN_GAIN..n_prompt - 1;
     // What parts there finds nothing of use behind it.
-    checkpoints.extend(parting.filter(|&place| place < n_prompt - 1));
+    checkpoints.extend(request.parting.filter(|place| inside.contains(place)));
     // Each costs a copy, so of two that are close the first in this order is kept.
     for place in std::iter::once(n_common).chain(request.checkpoints.iter().rev().copied()) {
-        if is_inside(place) && checkpoints.iter().all(|&other| is_apart(place, other)) {
+        if inside.contains(&place) && checkpoints.iter().all(|&other| is_apart(place, other)) {
             checkpoints.push(place);
         }
     }

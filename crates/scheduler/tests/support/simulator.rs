@@ -27,6 +27,7 @@ pub struct Script {
     pub prefix: PrefixUse,
     pub prompt_rows: PromptRows,
     pub checkpoints: Vec<usize>,
+    pub parting: Option<usize>,
     pub tenant: Tenant,
     /// The text is complete with this many tokens.
     pub max_tokens: usize,
@@ -243,6 +244,7 @@ impl Simulator {
             prefix: script.prefix,
             prompt_rows: script.prompt_rows,
             checkpoints: script.checkpoints.clone(),
+            parting: script.parting,
             siblings: siblings.clone(),
             tenant: script.tenant,
             ..Request::default()
