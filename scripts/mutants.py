@@ -7,7 +7,7 @@
 
 The second one takes the lines that differ from a commit, of what must never be wrong (WATCHED), for at most
 `--seconds`, and names what it had no time for. It ends with 1 where a mutant survives, or no test reaches it, that is
-not in mutants.txt beside this script, with the reason.
+not in mutants.txt in its folder, with the reason.
 
 All mutants of the named files are compiled at once (mutant schemata): each stands behind a number, and
 the environment variable MUTANT chooses one. Every test is first run alone to see which mutants it

@@ -10,11 +10,12 @@ use std::path::Path;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use cellar_engine::Engine;
+use cellar_engine::with_reasons;
 use kv_backend::BoxedBackend;
 use model_core::adapters::{Adapter, Adapters, ControlVector, LayerRange, MAX_ADAPTERS};
 use model_core::gguf::{GgufFile, Metadata};
 
-use crate::context::{Context, State, chain, context};
+use crate::context::{Context, State, context};
 use crate::ffi::{CText, Handle, In, Out, c_api, count};
 use crate::log;
 use crate::meta::{entry, scalars, text_of, write_or_fail};
@@ -81,7 +82,7 @@ impl ContextAdapters {
             } else {
                 engine
                     .set_default_scales(scales)
-                    .map_err(|error| chain(&error))
+                    .map_err(|error| with_reasons(&error))
             };
         }
         // All that the program has, so that going from one to another loads nothing.
@@ -140,7 +141,7 @@ fn exchange(
         let all = Adapters::new(&shared.open_model()?, all, control);
         engine.exchange_adapters(Some(Arc::new(all.map_err(|error| error.to_string())?)))
     };
-    exchanged.map_err(|error| chain(&error))
+    exchanged.map_err(|error| with_reasons(&error))
 }
 
 /// An adapter of a file that is open, or of a PEFT directory.

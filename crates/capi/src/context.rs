@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use cellar::{BackendOptions, ModelWork, choose_backend};
+use cellar_engine::with_reasons;
 use cellar_engine::{Engine, EngineConfig, PromptOutputs};
 use kv_backend::BoxedBackend;
 use kv_core::KvTypes;
@@ -360,7 +361,7 @@ fn open(handle: Handle<Model>, params: &ContextParams) -> Result<Context, String
     };
     let backend = choose_backend(options, &work).map_err(|error| error.to_string())?;
     let engine = Engine::new(backend.backend, architecture, weights, &config);
-    let engine = engine.map_err(|error| chain(&error))?;
+    let engine = engine.map_err(|error| with_reasons(&error))?;
     warn_of(params);
     Ok(Context {
         model: handle,
@@ -379,18 +380,6 @@ fn open(handle: Handle<Model>, params: &ContextParams) -> Result<Context, String
         }),
         shared,
     })
-}
-
-/// An error with its reasons.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(reason) = source {
-        text.push_str(": ");
-        text.push_str(&reason.to_string());
-        source = reason.source();
-    }
-    text
 }
 
 /// A context of a model without weights.

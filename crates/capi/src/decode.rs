@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cellar_engine::EngineError;
+use cellar_engine::with_reasons;
 use kv_backend::CancelFlag;
 use kv_core::batch::{Batch, TokensOf};
 use kv_core::memory::{Memory, Refusal};
@@ -15,7 +16,7 @@ use model_core::sentence::Pooling;
 
 use crate::abi::{BatchArrays, pooling};
 use crate::batch::BatchExt;
-use crate::context::{Abort, Context, State, chain, context};
+use crate::context::{Abort, Context, State, context};
 use crate::entries::{self, Entry, EntryLayout};
 use crate::ffi::{Handle, c_api};
 use crate::log;
@@ -254,7 +255,7 @@ fn finished(name: &str, result: Result<(), EngineError>) -> i32 {
         Ok(()) => 0,
         Err(error) => {
             let code = code(&error);
-            let text = format!("{name}: {}", chain(&error));
+            let text = format!("{name}: {}", with_reasons(&error));
             if code == NO_ROOM || code == ABORTED {
                 log::warn(&text);
             } else {

@@ -6,6 +6,7 @@
 //! whole text, with keys and values in F32, F16 or BF16; others are refused by name. Writes none.
 
 use cellar_engine::Engine;
+use cellar_engine::with_reasons;
 use kv_backend::state::{SavedState, StateToSave, save};
 use kv_backend::{BoxedBackend, RowKind};
 use kv_core::cells::Cell;
@@ -14,7 +15,7 @@ use kv_core::memory::{CellRecord, Edit, PartSnapshot, RestoreInto, Seqs, Snapsho
 use kv_core::{CellIdx, KvType, KvTypes, PartIdx, Pos, PosRange, SeqId, SeqSet, Window};
 
 use crate::abi::ggml_type;
-use crate::context::{Context, chain};
+use crate::context::Context;
 use crate::meta::{IMROPE, MROPE, has_states, rope_type};
 
 /// The first bytes of a file with a whole context, as they lie in the file, and its version.
@@ -227,7 +228,7 @@ impl Contents {
         };
         let map = engine.model().layers();
         let layout = RowLayout::new(map, &[self.cells.len()], KvTypes::new(k, v));
-        let layout = layout.map_err(|error| chain(&error))?;
+        let layout = layout.map_err(|error| with_reasons(&error))?;
         let records = (0u32..).zip(&self.cells).map(|(row, cell)| CellRecord {
             row: CellIdx(row),
             cell: cell.clone(),
@@ -238,7 +239,7 @@ impl Contents {
             cells: records.collect(),
             forgotten: Vec::new(),
         };
-        let snapshot = Snapshot::new(vec![part], None).map_err(|error| chain(&error))?;
+        let snapshot = Snapshot::new(vec![part], None).map_err(|error| with_reasons(&error))?;
         let layers: Vec<_> = layout.layers().iter().map(|rows| rows.layer).collect();
         let mut read = |span: kv_backend::RowSpan, out: &mut [u8]| {
             let number = layers.iter().position(|layer| *layer == span.layer);
@@ -261,7 +262,7 @@ impl Contents {
             state_type: None,
             note: "",
         };
-        save(&state, &mut read, &mut bytes).map_err(|error| chain(&error))?;
+        save(&state, &mut read, &mut bytes).map_err(|error| with_reasons(&error))?;
         Ok(bytes)
     }
 }
@@ -281,7 +282,7 @@ fn widths(context: &Context, engine: &Engine<BoxedBackend>) -> Result<Vec<[usize
         ));
     }
     let layout = RowLayout::new(map, &[1], KvTypes::new(KvType::F32, KvType::F32));
-    let layout = layout.map_err(|error| chain(&error))?;
+    let layout = layout.map_err(|error| with_reasons(&error))?;
     let layers = layout.layers().iter();
     let own = layers.map(|rows| Some([rows.k.len(), rows.stored_v()?.len()]));
     let own: Option<Vec<_>> = own.collect();
@@ -328,7 +329,10 @@ pub(crate) fn restore(
             seqs: Seqs::One(seq),
             range: PosRange::ALL,
         });
-        return engine.edit(edit).map(drop).map_err(|error| chain(&error));
+        return engine
+            .edit(edit)
+            .map(drop)
+            .map_err(|error| with_reasons(&error));
     };
     let into = match (to, first.seqs.iter().next()) {
         (None, _) => RestoreInto::All,
@@ -336,7 +340,7 @@ pub(crate) fn restore(
         (Some(_), None) => return Err("its first token belongs to no sequence".to_owned()),
     };
     let bytes = contents.to_state(engine)?;
-    let saved = SavedState::parse(&bytes).map_err(|error| chain(&error))?;
+    let saved = SavedState::parse(&bytes).map_err(|error| with_reasons(&error))?;
     let restored = engine.restore_state(&saved, into);
-    restored.map(drop).map_err(|error| chain(&error))
+    restored.map(drop).map_err(|error| with_reasons(&error))
 }

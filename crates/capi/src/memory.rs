@@ -3,10 +3,11 @@
 //! Invariant: an edit is done whole, or refused with a log line and nothing changed. Positions
 //! below 0 are the ends that `llama.h` gives them.
 
+use cellar_engine::with_reasons;
 use kv_core::memory::{Division, Edit, Memory, PosChange, Seqs};
 use kv_core::{Pos, PosDelta, PosRange, SeqId};
 
-use crate::context::{Context, chain, context};
+use crate::context::{Context, context};
 use crate::ffi::{Handle, c_api};
 use crate::log;
 use crate::meta::has_states;
@@ -35,7 +36,7 @@ fn seq(name: &str, context: &Context, seq: i32) -> Option<SeqId> {
 /// Does an edit; false and a line where it is refused.
 fn edit(name: &str, context: &Context, edit: Edit) -> bool {
     let result = context.lock().engine.edit(edit);
-    let done = result.map_err(|error| chain(&error));
+    let done = result.map_err(|error| with_reasons(&error));
     log::or_line(name, done).is_some()
 }
 

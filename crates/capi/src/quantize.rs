@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use cellar::convert::{ColumnWeights, Conversion, FILE_TYPES, FileType, FormatChoice};
+use cellar_engine::with_reasons;
 use fancy_regex::Regex;
 use kv_core::block::BlockFormat;
 use kv_graph::weights::WeightInfo;
@@ -14,7 +15,6 @@ use model_core::imatrix::{Importance, ImportanceMatrix};
 use model_core::model_file::OpenModel;
 
 use crate::abi::{QuantizeParams, ggml_type};
-use crate::context::chain;
 use crate::defaults::llama_model_quantize_default_params;
 use crate::ffi::{CText, Handle, In, c_api};
 use crate::log;
@@ -178,7 +178,7 @@ fn check_requantized(model: &OpenModel, conversion: &Conversion<'_>) -> Result<(
 fn write_whole(conversion: &Conversion<'_>, path: &Path) -> Result<u64, String> {
     whole_file::write(path, |out| {
         let n_bytes = conversion.write(out, |_| ());
-        n_bytes.map_err(|error| chain(&error))
+        n_bytes.map_err(|error| with_reasons(&error))
     })
 }
 
@@ -247,7 +247,7 @@ fn converted<'a>(
     let choose = |name: &str, _: &WeightInfo| formats.choose(name);
     let file_type = formats.file_type.unwrap_or(FILE_TYPES[0]);
     let conversion = Conversion::with_formats(model, file_type, weighting, &choose);
-    let mut conversion = conversion.map_err(|error| chain(&error))?;
+    let mut conversion = conversion.map_err(|error| with_reasons(&error))?;
     if formats.file_type.is_none() {
         // The file is of the type that it was.
         let key = "general.file_type";

@@ -9,11 +9,12 @@ use std::io::Write;
 use std::path::Path;
 
 use cellar_engine::SaveOptions;
+use cellar_engine::with_reasons;
 use kv_backend::state::SavedState;
 use kv_core::SeqId;
 use kv_core::memory::{Memory, RestoreInto, Seqs};
 
-use crate::context::{Context, chain, context};
+use crate::context::{Context, context};
 use crate::ffi::{CText, Handle, In, Out, c_api};
 use crate::foreign;
 use crate::log;
@@ -88,7 +89,7 @@ fn write(context: &Context, seq: i32, out: &mut impl Write) -> Result<(), String
     };
     let state = context.lock();
     let saved = state.engine.save_state(&options, out);
-    saved.map(drop).map_err(|error| chain(&error))
+    saved.map(drop).map_err(|error| with_reasons(&error))
 }
 
 fn check_seq(context: &Context, seq: i32) -> Result<(), String> {
@@ -137,9 +138,9 @@ fn restore(context: &Context, bytes: &[u8], to: Option<i32>) -> Result<usize, St
         (Some(_), None) => return Err("this is the state of one sequence".to_owned()),
     };
     if context.has_memory {
-        let state = SavedState::parse(rest).map_err(|error| chain(&error))?;
+        let state = SavedState::parse(rest).map_err(|error| with_reasons(&error))?;
         let restored = context.lock().engine.restore_state(&state, into);
-        restored.map_err(|error| chain(&error))?;
+        restored.map_err(|error| with_reasons(&error))?;
     }
     Ok(FRAME_BYTES + rest.len())
 }

@@ -15,7 +15,7 @@ use crate::machine;
 /// The longest text that is read.
 const MAX_TEXT: u64 = 256 << 20;
 
-/// What some editors write before a text.
+/// The mark that some editors write before a text.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// Whether this path is standard input.

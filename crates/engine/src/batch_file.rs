@@ -33,7 +33,7 @@ pub fn numbered_lines(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     lines.filter(|(_, line)| !line.trim_ascii().is_empty())
 }
 
-/// What is wrong with the JSON of one line, and in which column.
+/// The fault of the JSON of one line, with its column.
 pub fn json_fault(error: &serde_json::Error) -> String {
     let message = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());

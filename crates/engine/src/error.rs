@@ -289,6 +289,18 @@ pub enum EngineError {
     },
 }
 
+/// An error and the errors that it comes from, as one text.
+pub fn with_reasons(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(reason) = source {
+        text.push_str(": ");
+        text.push_str(&reason.to_string());
+        source = reason.source();
+    }
+    text
+}
+
 impl From<AdapterError> for EngineError {
     fn from(error: AdapterError) -> Self {
         Self::Adapters(Box::new(error))

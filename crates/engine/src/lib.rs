@@ -49,7 +49,7 @@ pub use config::{
 pub use context::{GroupAttention, LongContext};
 pub use decode::Engine;
 pub use draft_model::DraftModel;
-pub use error::{EngineError, Replaced};
+pub use error::{EngineError, Replaced, with_reasons};
 pub use head::HeadTurn;
 pub use kv_backend::CancelFlag;
 pub use logprobs::{Logprobs, TokenLogprob, TokenLogprobs};

@@ -13,12 +13,6 @@ use crate::rates::UseRates;
 /// The smallest rate that counts: below it, experts that were never chosen are all alike.
 const MIN_RATE: f32 = 1e-4;
 
-/// What is expected is read where this part of it was chosen before.
-const MIN_TRUST: f32 = 0.5;
-
-/// Steps that the trust in what is expected looks back over, about.
-const TRUST_STEPS: f32 = 16.0;
-
 /// Experts to be given up are looked for so many at a time.
 const CANDIDATES: usize = 32;
 
@@ -77,15 +71,6 @@ pub enum Acquisition {
     NoRoom,
 }
 
-/// Whether what a layer's router is expected to choose is worth reading.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Forecast {
-    /// It was chosen more often than not.
-    Trusted,
-    /// It was not.
-    Doubted,
-}
-
 /// How a read ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadEnd {
@@ -110,7 +95,7 @@ enum Place {
 struct Slot {
     place: Place,
     n_users: u32,
-    /// True if the step that is computed will use it, or is expected to.
+    /// True if the step that is computed will use it.
     is_wanted: bool,
 }
 
@@ -120,24 +105,6 @@ struct Layer {
     rates: UseRates,
     /// Its stacks.
     stacks: Vec<u32>,
-    /// What its router is expected to choose next; empty where nothing is.
-    expected: Vec<u32>,
-    /// The part of what was expected that was chosen, lately.
-    trust: f32,
-}
-
-impl Layer {
-    /// Compares what was expected with what was chosen.
-    fn judge(&mut self, choices: &[Choice]) {
-        if self.expected.is_empty() {
-            return;
-        }
-        let is_right = |expert: &&u32| choices.iter().any(|choice| choice.expert == **expert);
-        let n_right = self.expected.iter().filter(is_right).count();
-        let part = n_right as f32 / self.expected.len() as f32;
-        self.trust += (part - self.trust) / TRUST_STEPS;
-        self.expected.clear();
-    }
 }
 
 /// The bytes of the largest matrix: a smaller budget holds nothing to compute with.
@@ -198,8 +165,6 @@ impl ExpertCache {
         self.layers.resize_with(n_layers, || Layer {
             rates: UseRates::new(n_experts),
             stacks: Vec::new(),
-            expected: Vec::new(),
-            trust: MIN_TRUST,
         });
         if let Some(layer) = self.layers.get_mut(stack.layer as usize) {
             layer.stacks.push(number);
@@ -225,7 +190,6 @@ impl ExpertCache {
         let Some(of_layer) = self.layers.get_mut(layer as usize) else {
             return routed;
         };
-        of_layer.judge(choices);
         self.candidates.clear();
         self.present = of_layer.stacks.last().copied().unwrap_or(0);
         for &stack in &of_layer.stacks {
@@ -256,30 +220,6 @@ impl ExpertCache {
         }
         of_layer.rates.learn(&parts);
         routed
-    }
-
-    /// Takes what a layer's router will choose next, likely: it stays, and where the forecast is
-    /// trusted, what is absent is [wanted](ExpertCache::wanted), until the router chooses.
-    pub fn expect(&mut self, layer: u32, experts: &[u32]) -> Forecast {
-        let Some(of_layer) = self.layers.get_mut(layer as usize) else {
-            return Forecast::Doubted;
-        };
-        of_layer.expected.clear();
-        of_layer.expected.extend_from_slice(experts);
-        if of_layer.trust < MIN_TRUST {
-            return Forecast::Doubted;
-        }
-        for &stack in &of_layer.stacks {
-            let Some(slots) = self.slots.get_mut(stack as usize) else {
-                continue;
-            };
-            for &expert in experts {
-                if let Some(slot) = slots.get_mut(expert as usize) {
-                    slot.is_wanted = true;
-                }
-            }
-        }
-        Forecast::Trusted
     }
 
     /// Asks for a matrix to compute with. Each [`Acquisition::Ready`] is released once.

@@ -13,7 +13,6 @@ mod rates;
 mod replay;
 
 pub use cache::{
-    Acquisition, Choice, ExpertCache, ExpertId, Forecast, ReadEnd, RouterHits, Stack,
-    smallest_budget,
+    Acquisition, Choice, ExpertCache, ExpertId, ReadEnd, RouterHits, Stack, smallest_budget,
 };
 pub use replay::{ReplayCounts, ReplayRule, RouteStep, RouteTrace};

@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use expert_cache::{
-    Acquisition, Choice, ExpertCache, ExpertId, Forecast, ReadEnd, ReplayRule, RouteStep,
-    RouteTrace, Stack, smallest_budget,
+    Acquisition, Choice, ExpertCache, ExpertId, ReadEnd, ReplayRule, RouteStep, RouteTrace, Stack,
+    smallest_budget,
 };
 
 /// Numbers that look random, the same each time.
@@ -168,8 +168,8 @@ fn drawn(habits: Habits, n_steps: usize) -> DrawnTrace {
 
 /// No rule wins everywhere: counting is best while nothing changes, recency after a change. The
 /// value rule is near the better one everywhere, and better than each by far where it is wrong.
-/// What remains to the future is chance, mostly: to a rule that knows how likely each expert is,
-/// it has three points less.
+/// Chance is most of what remains to the future: the value rule has at most three points less than
+/// a rule that knows how likely each expert is.
 #[test]
 fn value_hits_more_than_recency_and_than_counting() {
     let plain = Habits {
@@ -334,15 +334,6 @@ fn random_run(seed: u64, n_steps: usize) -> usize {
                     .collect();
                 let routed = cache.routed(stacks[id.stack as usize].layer, &choices, 1);
                 assert!(routed.n_hits + routed.n_misses >= n as u64);
-                let expected = numbers.draw(&vec![1.0; n_experts as usize], n);
-                let next = cache.layer_after(stacks[id.stack as usize].layer);
-                if cache.expect(next, &expected) == Forecast::Trusted {
-                    let wanted = cache.wanted(next);
-                    let mut ids = ids_of(&stacks, next, &expected);
-                    assert!(ids.all(|id| there.contains(&id)
-                        || reading.contains(&id)
-                        || wanted.contains(&id)));
-                }
             }
             2..=4 => {
                 let is_ahead = numbers.below(3) == 0;
@@ -417,20 +408,6 @@ fn random_run(seed: u64, n_steps: usize) -> usize {
     }
     everything_can_be_had(&mut cache, &stacks);
     decisions
-}
-
-/// The matrices of some experts of a layer.
-fn ids_of<'a>(
-    stacks: &'a [Stack],
-    layer: u32,
-    experts: &'a [u32],
-) -> impl Iterator<Item = ExpertId> + 'a {
-    let of_layer = (0..).zip(stacks).filter(move |(_, s)| s.layer == layer);
-    of_layer.flat_map(|(stack, _)| {
-        experts
-            .iter()
-            .map(move |&expert| ExpertId { stack, expert })
-    })
 }
 
 /// One to four layers of one to three stacks each, which have one to twelve experts.
@@ -517,40 +494,4 @@ fn what_is_read_ahead_displaces_nothing_that_is_nearer() {
     cache.release(id(1, 1));
     let evicted = vec![id(1, 1)];
     assert_eq!(cache.acquire(id(1, 2)), Acquisition::Read { evicted });
-}
-
-#[test]
-fn what_is_expected_is_wanted_while_it_is_right() {
-    let stacks = [0, 1].map(|layer| Stack {
-        layer,
-        n_experts: 8,
-        n_bytes: 10,
-    });
-    let mut cache = ExpertCache::with_stacks(40, &stacks);
-    let choice = |expert| Choice { expert, n_rows: 1 };
-    let id = |expert| ExpertId { stack: 1, expert };
-    assert_eq!(cache.expect(1, &[2, 5]), Forecast::Trusted);
-    assert_eq!(cache.wanted(1), [id(2), id(5)]);
-    assert_eq!(cache.foresee(id(2)), Some(vec![]));
-    cache.read_ended(id(2), ReadEnd::Done);
-    let routed = cache.routed(1, &[choice(2), choice(5)], 1);
-    assert_eq!((routed.n_hits, routed.n_misses), (1, 1));
-    // Wrong once: one more wrong one does not matter, and many do.
-    let mut n_wrong = 0;
-    while cache.expect(1, &[1, 3]) == Forecast::Trusted {
-        cache.routed(1, &[choice(6), choice(7)], 1);
-        n_wrong += 1;
-        assert!(n_wrong < 10);
-    }
-    assert!(n_wrong > 0);
-    assert_eq!(cache.routed(1, &[choice(1), choice(3)], 1).n_misses, 2);
-    // Nothing was wanted, and it counts all the same: in the end it is believed again.
-    let mut n_right = 0;
-    while cache.expect(1, &[1, 3]) == Forecast::Doubted {
-        cache.routed(1, &[choice(1), choice(3)], 1);
-        n_right += 1;
-        assert!(n_right < 10);
-    }
-    assert_eq!(cache.expect(9, &[1]), Forecast::Doubted);
-    assert_eq!(cache.wanted(1), [id(1), id(3)]);
 }

@@ -9,7 +9,6 @@ mod elementwise;
 mod experts;
 mod gate_epilogue;
 mod matmul;
-mod next_router;
 mod norm;
 mod recurrent;
 mod rows;
@@ -31,7 +30,6 @@ use crate::values::{Buf, Frame, SharedValues};
 pub(crate) use experts::{ExpertBuffers, ExpertMatrices, Experts, ReadExperts};
 pub(crate) use gate_epilogue::{GatedRow, gated_len};
 pub(crate) use matmul::pieces_of_output;
-pub(crate) use next_router::NextRouter;
 
 /// Values that are worth a task of their own: some microseconds of elementwise work.
 pub(crate) const VALUES_PER_TASK: usize = 8192;

@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use expert_cache::{
-    Acquisition, Choice, ExpertCache, ExpertId, Forecast, ReadEnd, RouteStep, RouteTrace, Stack,
+    Acquisition, Choice, ExpertCache, ExpertId, ReadEnd, RouteStep, RouteTrace, Stack,
     smallest_budget,
 };
 use kv_backend::{BackendError, ExpertMeter};
@@ -63,7 +63,7 @@ struct State {
     /// What the next layer will use, likely.
     likely: VecDeque<ExpertId>,
     failed: HashMap<ExpertId, BackendError>,
-    /// What becomes of what is read.
+    /// The system's cache of files, for what is read.
     cache_of_files: FileCache,
     is_closed: bool,
 }
@@ -215,25 +215,6 @@ impl ExpertStore {
             state.likely.extend(state.cache.likely(next));
         }
         self.shared.read_ahead(state);
-    }
-
-    /// Takes what the router of a stack's layer will choose, likely, and begins to read it after
-    /// what is needed before. Where that was wrong too often, nothing happens.
-    pub(crate) fn expect(&self, stack: u32, experts: &[u32]) {
-        let mut guard = self.shared.lock();
-        let state = &mut *guard;
-        let Some(layer) = state.stacks.get(stack as usize).map(|(s, _)| s.layer) else {
-            return;
-        };
-        if state.cache.expect(layer, experts) == Forecast::Trusted {
-            state.likely = state.cache.wanted(layer).into();
-            self.shared.read_ahead(state);
-        }
-    }
-
-    /// The layer whose first stack this is.
-    pub(crate) fn layer_that_begins_with(&self, stack: u32) -> Option<u32> {
-        self.shared.lock().layer_that_begins_with(stack)
     }
 
     /// Takes those of a stack's experts that are in memory and removes them from `missing`; waits
@@ -470,12 +451,12 @@ impl SharedStore {
     }
 }
 
-/// Files that fit in memory beside the budget are read faster a second time.
+/// The cache is used where memory holds the file and the budget: a second read is faster then.
 fn cache_for(stacks: &[(Stack, Arc<ExpertLayout>)], budget: u64) -> FileCache {
     let of_file = |(_, layout): &(_, Arc<ExpertLayout>)| layout.stored_bytes() * layout.n_experts();
     let n_bytes = stacks.iter().map(of_file).fold(0, usize::saturating_add);
-    let beside = usize::try_from(budget).unwrap_or(usize::MAX);
-    if machine::has_room_for(n_bytes.saturating_add(beside)) {
+    let budget = usize::try_from(budget).unwrap_or(usize::MAX);
+    if machine::has_room_for(n_bytes.saturating_add(budget)) {
         FileCache::Used
     } else {
         FileCache::Passed

@@ -1,4 +1,4 @@
-//! What the [team](crate::team) synchronizes with: the standard library's.
+//! Atomics, locks and threads of the [team](crate::team): those of the standard library.
 //!
 //! Its test in all orders of threads (`tests/team.rs`) compiles the team with another module of
 //! this name, which has loom's in their places. Nothing here adds anything to what is compiled.
@@ -21,14 +21,14 @@ impl<T: Copy> SharedSlot<T> {
     /// # Safety
     /// No thread writes it meanwhile.
     pub(crate) unsafe fn read(&self) -> T {
-        // SAFETY: nobody writes, which is the caller's promise.
+        // SAFETY: no thread writes, which is the caller's promise.
         unsafe { *self.0.get() }
     }
 
     /// # Safety
     /// No other thread reads or writes it meanwhile.
     pub(crate) unsafe fn write(&self, value: T) {
-        // SAFETY: nobody else reads or writes, which is the caller's promise.
+        // SAFETY: no other thread reads or writes, which is the caller's promise.
         unsafe { *self.0.get() = value }
     }
 }

@@ -20,7 +20,6 @@ use crate::plan::{ExpertsOp, Step};
 use crate::values::{Buf, SharedValues};
 
 use super::matmul::pieces_of;
-use super::next_router::{MAX_ROWS, NextRouter};
 use super::{Run, VALUES_PER_TASK, piece};
 use crate::team::TeamGuard;
 
@@ -51,8 +50,6 @@ pub(crate) struct ReadExperts {
     pub(crate) n_experts: usize,
     /// The first one, as it is in the file: all have its shape.
     pub(crate) first: Matrix,
-    /// What tells the next layer's choices ahead, at the first weight of a layer.
-    pub(crate) next: Option<Box<NextRouter>>,
 }
 
 impl Experts {
@@ -223,7 +220,7 @@ impl Run<'_> {
         let routes = unsafe { self.frame.read(routes) };
         self.experts.sort(routes, experts.len(), n_used);
         if let ExpertMatrices::Read(read) = &experts.matrices {
-            self.tell_choices(read, x)?;
+            self.tell_choices(read, x.rows);
         }
         if self.experts.order.len() < x.rows * n_used {
             // SAFETY: no task runs yet.
@@ -232,8 +229,8 @@ impl Run<'_> {
         self.multiply_sorted(experts, n_used, [x, out])
     }
 
-    /// Tells the store what the rows need, and what they will need next.
-    fn tell_choices(&self, read: &ReadExperts, x: Buf) -> Result<(), BackendError> {
+    /// Tells the store what the rows need.
+    fn tell_choices(&self, read: &ReadExperts, n_rows: usize) {
         let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let n_rows_of = self.experts.starts.windows(2).map(|pair| match *pair {
             [start, end] => number(end - start),
@@ -242,14 +239,7 @@ impl Run<'_> {
         let choices = (0..).zip(n_rows_of).filter(|(_, n_rows)| *n_rows > 0);
         let choices = choices.map(|(expert, n_rows)| Choice { expert, n_rows });
         let choices: Vec<_> = choices.collect();
-        read.store.routed(read.stack, &choices, number(x.rows));
-        if let Some(next) = read.next.as_ref().filter(|_| x.rows <= MAX_ROWS) {
-            // SAFETY: allocation lets no step write what it reads.
-            let rows = unsafe { self.frame.read(x) };
-            let choices = next.choices(self.kernels, rows)?;
-            read.store.expect(next.stack, &choices);
-        }
-        Ok(())
+        read.store.routed(read.stack, &choices, number(n_rows));
     }
 
     /// The sorted slots of `x` through the matrices of their experts.

@@ -1,10 +1,10 @@
-//! [`RowReader`]: the bytes of weights in a file, for whoever looks at them once.
+//! [`RowReader`]: reads bytes of weights that are looked at once.
 
 use std::ops::Range;
 
 use kv_graph::weights::SharedBytes;
 
-/// What becomes of bytes that were read, in the system's cache of files.
+/// The use of the system's cache of files for reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum FileCache {
     /// The system keeps them as long as it has memory for that.

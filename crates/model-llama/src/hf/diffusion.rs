@@ -2,15 +2,15 @@
 
 use model_core::architecture::MaskPlace;
 use model_core::hf::{
-    ATTENTION_TENSORS, ATTENTION_VECTORS, EMBEDDING_TENSORS, FixedValue, Heads, HfClass, HfConfig,
-    INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS, SILU, SIZE_KEYS,
-    TensorRule, TensorStep, full_attention, in_layers, only, rope_base_is_stated, same, with,
+    FixedValue, Heads, HfClass, HfConfig, Key, Keys, ModelFileError, RMS_EPS, ROPE_KEYS, SILU,
+    SIZE_KEYS, TensorRule, TensorStep, full_attention, in_layers, only, rope_base_is_stated, same,
+    with,
 };
 
 use super::keys::{EXPERT_KEYS, QWEN3_MOE_KEYS};
 use super::recent::OFF;
 use super::routed::sum_of_chosen;
-use super::tensors::{QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER};
+use super::tensors::QWEN3_MOE_TENSORS;
 use super::{LLAMA, QWEN2};
 use crate::read::SHIFTED_LOGITS;
 
@@ -77,15 +77,7 @@ const RND1: HfClass = HfClass {
             Key::With(|_, keys| of_masks(keys, MaskPlace::Before)),
         ],
     ],
-    tensors: &[
-        EMBEDDING_TENSORS,
-        INPUT_NORM,
-        ATTENTION_TENSORS,
-        ATTENTION_VECTORS,
-        NORM_BEFORE_FFN,
-        QWEN3_MOE_ROUTER,
-        QWEN3_MOE_EXPERTS,
-    ],
+    tensors: QWEN3_MOE_TENSORS,
     defaults: &[("head_dim", 128)],
     ..LLAMA
 };
@@ -94,15 +86,7 @@ const LLADA_MOE: HfClass = HfClass {
     name: "LLaDAMoEModel",
     architecture: "llada-moe",
     keys: &[SIZE_KEYS, RMS_EPS, ROPE_KEYS, EXPERT_KEYS, LLADA_MOE_KEYS],
-    tensors: &[
-        EMBEDDING_TENSORS,
-        INPUT_NORM,
-        ATTENTION_TENSORS,
-        ATTENTION_VECTORS,
-        NORM_BEFORE_FFN,
-        QWEN3_MOE_ROUTER,
-        QWEN3_MOE_EXPERTS,
-    ],
+    tensors: QWEN3_MOE_TENSORS,
     aliases: &[("intermediate_size", "dense_intermediate_size")],
     ..LLAMA
 };

@@ -18,7 +18,7 @@ use super::routed::{
     SHARED_EXPERTS, dense_layers, n_dense_layers, sigmoid_or_softmax, sum_of_chosen,
 };
 use super::tensors::{
-    GEMMA_EMBEDDING, QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER, STARCODER2_NORM_BIASES,
+    GEMMA_EMBEDDING, QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER, QWEN3_MOE_TENSORS, STARCODER2_NORM_BIASES,
 };
 use super::{GRANITE, LLAMA};
 
@@ -114,15 +114,7 @@ pub(super) const CLASSES: &[HfClass] = &[
                 Key::With(no_clamp),
             ],
         ],
-        tensors: &[
-            EMBEDDING_TENSORS,
-            INPUT_NORM,
-            ATTENTION_TENSORS,
-            ATTENTION_VECTORS,
-            NORM_BEFORE_FFN,
-            QWEN3_MOE_ROUTER,
-            QWEN3_MOE_EXPERTS,
-        ],
+        tensors: QWEN3_MOE_TENSORS,
         ..LLAMA
     },
     HfClass {

@@ -34,8 +34,8 @@ use keys::{
 };
 use tensors::{
     GEMMA_EMBEDDING, GPT_OSS_EXPERTS, GPT_OSS_NORM, LLAMA4_DENSE, LLAMA4_EXPERTS, LLAMA4_ROUTER,
-    MIXTRAL_TENSORS, OLMO2_NORMS, PHI3_TENSORS, QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER,
-    STARCODER2_FEED_FORWARD, STARCODER2_NORM_BIASES,
+    MIXTRAL_TENSORS, OLMO2_NORMS, PHI3_TENSORS, QWEN3_MOE_TENSORS, STARCODER2_FEED_FORWARD,
+    STARCODER2_NORM_BIASES,
 };
 
 /// Tables of buffers that old files hold.
@@ -129,15 +129,7 @@ const CLASSES: &[HfClass] = &[
             EXPERT_KEYS,
             QWEN3_MOE_KEYS,
         ],
-        tensors: &[
-            EMBEDDING_TENSORS,
-            INPUT_NORM,
-            ATTENTION_TENSORS,
-            ATTENTION_VECTORS,
-            NORM_BEFORE_FFN,
-            QWEN3_MOE_ROUTER,
-            QWEN3_MOE_EXPERTS,
-        ],
+        tensors: QWEN3_MOE_TENSORS,
         ..LLAMA
     },
     GEMMA2,

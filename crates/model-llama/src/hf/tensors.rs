@@ -1,7 +1,8 @@
 //! Which tensors of the files become which GGUF tensors, where the shared tables do not cover it.
 
 use model_core::hf::{
-    GATED, GATED_EXPERTS, PLUS_ONE, TensorRule, TensorStep, in_layers, same, with,
+    ATTENTION_TENSORS, ATTENTION_VECTORS, EMBEDDING_TENSORS, GATED, GATED_EXPERTS, INPUT_NORM,
+    NORM_BEFORE_FFN, PLUS_ONE, TensorRule, TensorStep, in_layers, same, with,
 };
 
 pub(super) const GEMMA_EMBEDDING: &[TensorRule] = &[
@@ -25,6 +26,17 @@ pub(super) const QWEN3_MOE_ROUTER: &[TensorRule] = &in_layers(
     "model.layers.{l}.mlp.",
     [same("ffn_gate_inp.weight", "gate.weight")],
 );
+
+/// A mixture in each layer behind attention whose queries and keys are normalized.
+pub(super) const QWEN3_MOE_TENSORS: &[&[TensorRule]] = &[
+    EMBEDDING_TENSORS,
+    INPUT_NORM,
+    ATTENTION_TENSORS,
+    ATTENTION_VECTORS,
+    NORM_BEFORE_FFN,
+    QWEN3_MOE_ROUTER,
+    QWEN3_MOE_EXPERTS,
+];
 
 pub(super) const QWEN3_MOE_EXPERTS: &[TensorRule] =
     &in_layers("model.layers.{l}.mlp.experts.{e}.", GATED_EXPERTS);

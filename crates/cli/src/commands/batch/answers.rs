@@ -291,8 +291,8 @@ impl<'a> Answers<'a> {
     /// To a file, which is continued or replaced.
     ///
     /// # Errors
-    /// Where it cannot be written, or another program writes answers to it; where it is to be
-    /// continued and is no output of these requests.
+    /// An error where it cannot be written, or another program writes answers to it, and where it
+    /// is to be continued and is no output of these requests.
     pub(super) fn to_file(
         path: &Path,
         existing: Existing,
@@ -302,7 +302,7 @@ impl<'a> Answers<'a> {
         if let InPlace::Regular(file) = &target
             && let Err(TryLockError::WouldBlock) = file.try_lock()
         {
-            // A file system without locks has another error: nobody can be kept out there.
+            // A file system without locks gives another error: a second writer is not seen there.
             bail!(
                 "cannot write '{}': another program writes answers to it; wait for it, or name \
                  another file",

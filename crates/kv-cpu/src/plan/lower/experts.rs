@@ -109,19 +109,12 @@ impl<'a> Lowering<'a> {
             return Err(unsupported(node));
         }
         let matrices = match self.weights.expert_stack(weight) {
-            Some((store, stack)) => {
-                let next = match store.layer_that_begins_with(stack) {
-                    Some(_) => self.next_router(node)?.map(Box::new),
-                    None => None,
-                };
-                ExpertMatrices::Read(ReadExperts {
-                    store,
-                    stack,
-                    n_experts,
-                    first: self.expert(&whole, 0)?,
-                    next,
-                })
-            }
+            Some((store, stack)) => ExpertMatrices::Read(ReadExperts {
+                store,
+                stack,
+                n_experts,
+                first: self.expert(&whole, 0)?,
+            }),
             None => self.matrices(&whole, [n_experts, n_out])?,
         };
         let bias = bias.map(|b| self.vector(b, node)).transpose()?;

@@ -9,7 +9,6 @@ mod custom;
 mod elementwise;
 mod experts;
 mod matmul;
-mod next_router;
 mod norm;
 mod recurrent;
 mod rows;

@@ -5,7 +5,6 @@
 //! the directory of [`ServerConfig::slot_save_path`](crate::ServerConfig::slot_save_path), readable
 //! by its user alone, and complete under its name. Nothing is done while requests are computed.
 
-use std::error::Error;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -16,6 +15,7 @@ use axum::extract::{Extension, Path as UrlPath, Query, Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
 use cellar_engine::serve::{PrefixCounts, ServiceError};
+use cellar_engine::with_reasons;
 use kv_backend::state::{SavedState, StateError};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -141,7 +141,9 @@ fn save(model: &ServedModel, path: &Path) -> Result<(PrefixCounts, u64), ApiErro
             .save_idle_prefixes(file)
             .map_err(|error| match error {
                 ServiceError::Stopped | ServiceError::RequestsLive { .. } => in_use(error),
-                other => ApiError::internal(format!("cannot write '{name}': {}", reasons(&other))),
+                other => {
+                    ApiError::internal(format!("cannot write '{name}': {}", with_reasons(&other)))
+                }
             })?;
         let metadata = file.metadata().map_err(failed)?;
         Ok((counts, metadata.len()))
@@ -169,20 +171,6 @@ fn check_replaced(path: &Path) -> Result<(), ApiError> {
 fn cannot(what: &str, path: &Path, error: &io::Error) -> ApiError {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     ApiError::invalid_param("filename", format!("cannot {what} '{name}': {error}"))
-}
-
-/// An error and what it comes from.
-fn reasons(error: &dyn Error) -> String {
-    let mut reasons = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let reason = error.to_string();
-        if !reasons.ends_with(&reason) {
-            reasons = format!("{reasons}: {reason}");
-        }
-        source = error.source();
-    }
-    reasons
 }
 
 /// Requests are computed.
