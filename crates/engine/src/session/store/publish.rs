@@ -152,13 +152,14 @@ impl SessionStore {
         handed
     }
 
-    /// The groups of these tokens. A whole group that begins within the prompt and ends behind it
-    /// is of no use to somebody who asks the same again: the prompt's small groups are there, too.
+    /// The groups of these tokens. Somebody who asks the same again computes at least the prompt's
+    /// last token: a whole group that ends with it or behind it is of no use to them, and the
+    /// prompt's small groups are there, too.
     fn pieces_of(&mut self, salt: Salt, tokens: &[TokenId], n_prompt: usize) -> Vec<Piece> {
         match self.cuts {
             StoredCuts::Groups => {
                 let mut pieces = self.names.ranges(salt, tokens);
-                let n_whole = n_prompt / GROUP_TOKENS;
+                let n_whole = n_prompt.saturating_sub(1) / GROUP_TOKENS;
                 if n_whole < tokens.len() / GROUP_TOKENS {
                     let prompt = tokens.get(..n_prompt).unwrap_or(tokens);
                     pieces.extend(self.names.tail(salt, prompt, n_whole));
