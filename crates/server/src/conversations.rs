@@ -1,21 +1,83 @@
-//! [`Conversation`]: what was said up to an answer of `/v1/responses`, for requests that go on from
-//! there.
+//! [`Conversation`]: what was said up to an answer of `/v1/responses`, and in it as far as it is
+//! written, for requests that go on from there.
 
-use serde_json::Value;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
 
 /// An answer, and the messages up to it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) struct Conversation {
-    /// The answer as the client got it.
+    /// The answer as the client got it; without output while it is written.
     pub(crate) response: Value,
-    /// The messages for a chat template, with the answer and without instructions.
-    pub(crate) messages: Vec<Value>,
+    /// The messages before, for a chat template and without instructions.
+    before: Arc<[Value]>,
+    /// What is written of the answer.
+    answer: Mutex<AssistantMessage>,
+}
+
+/// An answer in the words of a chat template.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct AssistantMessage {
+    pub(crate) reasoning: String,
+    pub(crate) content: Option<String>,
+    /// With arguments as the model wrote them: JSON, as a rule.
+    pub(crate) calls: Vec<Value>,
+}
+
+impl AssistantMessage {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.reasoning.is_empty() && self.content.is_none() && self.calls.is_empty()
+    }
+
+    /// A call of a function in the words of a template.
+    pub(crate) fn call(id: &str, name: &str, arguments: &str) -> Value {
+        let function = json!({"name": name, "arguments": arguments});
+        json!({"id": id, "type": "function", "function": function})
+    }
+
+    pub(crate) fn into_json(self) -> Value {
+        let content = self.content.unwrap_or_default();
+        let mut message = json!({"role": "assistant", "content": content});
+        if !self.reasoning.is_empty() {
+            message["reasoning_content"] = json!(self.reasoning);
+        }
+        if !self.calls.is_empty() {
+            message["tool_calls"] = json!(self.calls);
+        }
+        message
+    }
 }
 
 impl Conversation {
+    /// An answer to these messages, of which so much is written.
+    pub(crate) fn new(response: Value, before: Arc<[Value]>, answer: AssistantMessage) -> Self {
+        Self {
+            response,
+            before,
+            answer: Mutex::new(answer),
+        }
+    }
+
+    /// What is written of the answer, to add to it.
+    pub(crate) fn answer(&self) -> MutexGuard<'_, AssistantMessage> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The messages that another request goes on from.
+    pub(crate) fn messages(&self) -> Vec<Value> {
+        let mut messages = self.before.to_vec();
+        let answer = self.answer().clone();
+        if !answer.is_empty() {
+            messages.push(answer.into_json());
+        }
+        messages
+    }
+
     /// Bytes of memory that it takes, about.
     pub(crate) fn n_bytes(&self) -> usize {
-        let values = self.messages.iter().chain([&self.response]);
+        let answer = self.answer().clone().into_json();
+        let values = self.before.iter().chain([&self.response, &answer]);
         values.map(json_len).sum()
     }
 }

@@ -1,5 +1,7 @@
 //! `/v1/responses`: items in, items and events out, and conversations that are kept.
 
+use std::time::{Duration, Instant};
+
 use cellar_server::ShelfLimits;
 use model_tests::http::{Response, open, post, request};
 use serde_json::{Value, json};
@@ -335,6 +337,52 @@ fn streamed_responses_are_kept_too() {
     let response = &events.last().unwrap()["response"];
     let path = format!("{PATH}/{}", response["id"].as_str().unwrap());
     assert_eq!(send(&server, "GET", &path, &[]).json(), *response);
+}
+
+/// Another response goes on from one that is being written, and computes nothing of it again; the
+/// one whose client leaves is gone.
+#[test]
+fn a_response_that_is_being_written_is_gone_on_from() {
+    let server = Setup::default().start();
+    let long = json!({"input": "Once upon a time", "temperature": 0, "max_output_tokens": 400,
+                      "stream": true});
+    let body = long.to_string();
+    let headers = [("Content-Type", "application/json")];
+    let mut running = open(server.address, &request("POST", PATH, &headers, &body));
+    let mut events = String::new();
+    while events.matches("output_text.delta").count() < 20 {
+        events += &running.next_chunk().unwrap().unwrap();
+    }
+    let (_, id) = events.split_once("\"id\":\"resp_").unwrap();
+    let id = format!("resp_{}", id.split('"').next().unwrap());
+    let path = format!("{PATH}/{id}");
+    let so_far = send(&server, "GET", &path, &[]).json();
+    assert_eq!(so_far["status"], "in_progress", "{so_far}");
+
+    let next = answer(
+        &server,
+        json!({"previous_response_id": id, "input": "And then?"}),
+    );
+    let n_input = next["usage"]["input_tokens"].as_u64().unwrap();
+    let n_cached = &next["usage"]["input_tokens_details"]["cached_tokens"];
+    let first = ["Once upon a time", "And then?"];
+    let alone = first.map(|text| json!({"role": "user", "content": text}));
+    let without = answer(&server, json!({"input": alone, "store": false}));
+    let n_without = without["usage"]["input_tokens"].as_u64().unwrap();
+    assert!(n_input > n_without + 5, "{next} {without}");
+    // All but the end of its turn, and what comes then.
+    assert!(n_cached.as_u64().unwrap() + 24 > n_input, "{next}");
+
+    drop(running);
+    let until = Instant::now() + Duration::from_secs(20);
+    while send(&server, "GET", &path, &[]).status != 404 {
+        assert!(Instant::now() < until, "it is there still");
+    }
+    let id = next["id"].as_str().unwrap();
+    assert_eq!(
+        send(&server, "GET", &format!("{PATH}/{id}"), &[]).json(),
+        next
+    );
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::api::openai::messages::{check_number, content_text, content_value, result_text};
+use crate::conversations::AssistantMessage;
 use crate::error::ApiError;
 use crate::skips::Skips;
 
@@ -62,39 +63,6 @@ pub(super) fn with_instructions(instructions: Option<&str>, messages: &[Value]) 
     }
     all.extend(others.iter().cloned());
     all
-}
-
-/// An assistant's message in the words of a template.
-#[derive(Clone, Debug, Default)]
-pub(super) struct AssistantMessage {
-    pub(super) reasoning: String,
-    pub(super) content: Option<String>,
-    /// With arguments as the model wrote them: JSON, as a rule.
-    pub(super) calls: Vec<Value>,
-}
-
-impl AssistantMessage {
-    fn is_empty(&self) -> bool {
-        self.reasoning.is_empty() && self.content.is_none() && self.calls.is_empty()
-    }
-
-    /// A call of a function in the words of a template.
-    pub(super) fn call(id: &str, name: &str, arguments: &str) -> Value {
-        let function = json!({"name": name, "arguments": arguments});
-        json!({"id": id, "type": "function", "function": function})
-    }
-
-    pub(super) fn into_json(self) -> Value {
-        let content = self.content.unwrap_or_default();
-        let mut message = json!({"role": "assistant", "content": content});
-        if !self.reasoning.is_empty() {
-            message["reasoning_content"] = json!(self.reasoning);
-        }
-        if !self.calls.is_empty() {
-            message["tool_calls"] = json!(self.calls);
-        }
-        message
-    }
 }
 
 struct Reader<'s> {

@@ -5,6 +5,7 @@
 
 pub(crate) mod compact;
 mod input;
+mod keeping;
 mod output;
 
 use axum::extract::{Extension, Path, Request, State};
@@ -15,7 +16,8 @@ use cellar_engine::serve::Choices;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use self::output::{Keeping, Writer};
+use self::keeping::Keeping;
+use self::output::Writer;
 use super::tools::{GivenTool, ToolForm, Tools, parallel, tool_list};
 use crate::api::constraints::json_schema;
 use crate::api::params::SamplingParams;
@@ -161,11 +163,8 @@ async fn handle(
     let messages = input::messages(previous, input, body.skips())?;
     let request = read(&body, &fields, &messages, &model)?;
     let response = response(&body, &fields, &request, &model);
-    let keeping = (fields.store != Some(false)).then(|| Keeping {
-        app: app.clone(),
-        tenant,
-        messages,
-    });
+    let is_kept = fields.store != Some(false);
+    let keeping = is_kept.then(|| Keeping::begin(&app, tenant, &response, messages));
     let mut writer = Writer::new(response, &model, keeping, body.skips());
     let mut text = app.generate(&model, tenant, request).await?;
     drop(body);
@@ -179,14 +178,15 @@ async fn handle(
     Ok(json::respond(&writer.into_response()))
 }
 
-/// The messages before, where the request goes on from a response.
+/// The messages before, where the request goes on from a response: from what there is of it, where
+/// it is being written.
 fn previous_messages(app: &App, tenant: Tenant, fields: &Fields) -> Result<Vec<Value>, ApiError> {
     let Some(id) = &fields.previous_response_id else {
         return Ok(Vec::new());
     };
     let kept = app.conversations().get(id, tenant);
     let kept = kept.ok_or_else(|| ApiError::unknown_previous_response(id))?;
-    Ok(kept.messages.clone())
+    Ok(kept.messages())
 }
 
 /// From the JSON of a request to what is generated, where it stands for itself.

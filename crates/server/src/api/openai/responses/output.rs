@@ -11,26 +11,15 @@ use cellar_engine::{FinishReason, TokenLogprobs};
 use model_core::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-use super::input::AssistantMessage;
+use super::keeping::Keeping;
 use crate::api::logprobs;
-use crate::app::App;
-use crate::auth::Tenant;
-use crate::conversations::Conversation;
+use crate::conversations::AssistantMessage;
 use crate::error::ApiError;
 use crate::generate::{Finish, Piece};
 use crate::ids::{now, random_id};
 use crate::model::ServedModel;
 use crate::skips::Skips;
 use crate::stream::{Encoder, named_event};
-
-/// Where a response is kept once it is complete.
-#[derive(Debug)]
-pub(super) struct Keeping {
-    pub(super) app: App,
-    pub(super) tenant: Tenant,
-    /// The messages of the request, without instructions.
-    pub(super) messages: Vec<Value>,
-}
 
 /// What an item of the output is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,6 +201,9 @@ impl Writer {
         let item = open.item(status, &[part]);
         let data = json!({"output_index": self.output_index(), "item": item});
         out += &self.event("response.output_item.done", data);
+        if let Some((keeping, call)) = self.keeping.as_ref().zip(call(&item)) {
+            keeping.answer().calls.push(call);
+        }
         if let Some(output) = self.response["output"].as_array_mut() {
             output.push(item);
         }
@@ -237,6 +229,14 @@ impl Writer {
         if let Some(open) = &mut self.open {
             open.text.push_str(text);
             open.logprobs.extend(logprobs.iter().cloned());
+        }
+        if let Some(keeping) = &self.keeping {
+            let mut answer = keeping.answer();
+            match kind {
+                Kind::Reasoning => answer.reasoning.push_str(text),
+                Kind::Message => answer.content.get_or_insert_default().push_str(text),
+                Kind::Call => {} // it is one when it is complete
+            }
         }
         out += &match kind {
             Kind::Reasoning => {
@@ -281,16 +281,7 @@ impl Writer {
         self.response["usage"] = usage_json(usage, n_reasoning);
         self.skips.add_to(&mut self.response);
         if let Some(keeping) = self.keeping.take() {
-            let id = self.response["id"].as_str().unwrap_or_default();
-            let mut messages = keeping.messages;
-            messages.push(message(&self.response["output"]).into_json());
-            let conversation = Conversation {
-                response: self.response.clone(),
-                messages,
-            };
-            let kept = keeping.app.conversations();
-            let n_bytes = conversation.n_bytes();
-            kept.keep(id, keeping.tenant, Arc::new(conversation), n_bytes);
+            keeping.complete(&self.response, message(&self.response["output"]));
         }
     }
 }
@@ -308,29 +299,33 @@ fn usage_json(usage: &Usage, n_reasoning: usize) -> Value {
     })
 }
 
-/// The output as a message for a chat template. A call that was cut off is left out: its function
-/// was not called.
+/// The output as a message for a chat template.
 fn message(output: &Value) -> AssistantMessage {
     let mut message = AssistantMessage::default();
     for item in output.as_array().into_iter().flatten() {
-        let text = |path: &str| item.pointer(path).and_then(Value::as_str);
-        let part = text("/content/0/text").unwrap_or_default();
-        match text("/type") {
-            Some("reasoning") => message.reasoning.push_str(part),
-            Some("message") => message.content.get_or_insert_default().push_str(part),
-            _ => {
-                let arguments = text("/arguments").unwrap_or_default();
-                let is_json = serde_json::from_str::<Map<String, Value>>(arguments).is_ok();
-                if is_json || text("/status") == Some("completed") {
-                    let (id, name) = (text("/call_id"), text("/name"));
-                    let (id, name) = (id.unwrap_or_default(), name.unwrap_or_default());
-                    let call = AssistantMessage::call(id, name, arguments);
-                    message.calls.push(call);
-                }
-            }
+        let part = text_at(item, "/content/0/text");
+        match text_at(item, "/type") {
+            "reasoning" => message.reasoning.push_str(part),
+            "message" => message.content.get_or_insert_default().push_str(part),
+            _ => message.calls.extend(call(item)),
         }
     }
     message
+}
+
+/// The call of an item; `None` where it is none, or was cut off: its function was not called.
+fn call(item: &Value) -> Option<Value> {
+    let arguments = text_at(item, "/arguments");
+    let is_json = || serde_json::from_str::<Map<String, Value>>(arguments).is_ok();
+    let is_call = text_at(item, "/type") == "function_call";
+    let is_whole = is_call && (text_at(item, "/status") == "completed" || is_json());
+    let (id, name) = (text_at(item, "/call_id"), text_at(item, "/name"));
+    is_whole.then(|| AssistantMessage::call(id, name, arguments))
+}
+
+fn text_at<'v>(item: &'v Value, path: &str) -> &'v str {
+    let text = item.pointer(path).and_then(Value::as_str);
+    text.unwrap_or_default()
 }
 
 impl Encoder for Writer {
