@@ -55,8 +55,8 @@ pub(crate) fn lines(
 }
 
 /// What a pipe or a file brings on standard input next to a prompt; `None` where there is neither,
-/// or nothing in it. Terminals and devices such as `/dev/null` are not read, nor is a file that a
-/// shell's loop reads. A pipe that brings nothing for [`PATIENCE`] is left alone.
+/// or nothing but white space in it. Terminals and devices such as `/dev/null` are not read, nor is
+/// a file that a shell's loop reads. A pipe that brings nothing for [`PATIENCE`] is left alone.
 ///
 /// # Errors
 /// Where it cannot be read or is no text.
@@ -97,7 +97,7 @@ pub(crate) fn piped_text() -> anyhow::Result<Option<String>> {
         }
     };
     let text = text.context("cannot read the text on stdin")?;
-    Ok(Some(text).filter(|text| !text.is_empty()))
+    Ok(Some(text).filter(|text| !text.trim().is_empty()))
 }
 
 /// A prompt without the line break that editors and `echo` leave at its end.

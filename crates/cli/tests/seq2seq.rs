@@ -136,6 +136,12 @@ fn what_needs_no_source_is_refused() {
         assert_eq!(code, 2, "{message}");
         assert!(message.contains("'cellar run' is for it"), "{message}");
     }
+    let (code, message) = failure(&["run", "-m", model, "--json", "--prompt-logprobs", "1", PROMPT]);
+    assert_eq!(code, 1, "{message}");
+    assert!(
+        message.contains("the model encodes its prompt"),
+        "{message}"
+    );
     let long = "bird ".repeat(40);
     let (_, message) = failure(&["run", "-m", model, "--ubatch", "64", &long]);
     assert!(message.contains("64"), "{message}");

@@ -124,7 +124,7 @@ fn a_wrong_config_is_named_by_file_key_and_what_is_wanted() {
         (
             "architectures",
             json!(["ParrotForCausalLM"]),
-            "'DIR/config.json': class 'ParrotForCausalLM' is not supported; known are: LlamaForCausalLM",
+            "'DIR/config.json': class 'ParrotForCausalLM' is not supported; known are 1",
         ),
         (
             "architectures",

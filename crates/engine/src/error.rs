@@ -108,6 +108,9 @@ pub enum EngineError {
         /// The thing that is not possible.
         what: &'static str,
     },
+    /// Log probabilities of a prompt that an encoder reads.
+    #[error("the model encodes its prompt, whose tokens have no log probabilities then")]
+    EncodedPrompt,
     /// The name of a row of a picture that is not there.
     #[error(
         "position {pos} of sequence {seq} names a row of a picture, and the picture is not there: give the          prompt again, with its pictures"

@@ -318,7 +318,7 @@ impl Registry {
     /// The architecture of this name.
     ///
     /// # Errors
-    /// [`ModelError::UnknownArchitecture`], which lists the known ones.
+    /// [`ModelError::UnknownArchitecture`], which names similar ones.
     pub fn get(&self, name: &str) -> Result<&dyn Architecture, ModelError> {
         let found = self.architectures.iter().find(|a| a.name() == name);
         if found.is_none() && self.head(name).is_some() {
@@ -342,6 +342,7 @@ impl Registry {
         metadata: &Metadata,
         weights: &dyn WeightSource,
     ) -> Result<Arc<dyn Model>, ModelError> {
+        check_kind(metadata)?;
         let name: &str = metadata.get("general.architecture")?;
         let architecture = self.get(name)?;
         check_layers(name, metadata, weights)?;
@@ -359,6 +360,19 @@ impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Registry").field(&self.names()).finish()
     }
+}
+
+/// Refuses a file that goes with a model, and says how it is given.
+fn check_kind(metadata: &Metadata) -> Result<(), ModelError> {
+    let text = |key| metadata.optional::<&str>(key).ok().flatten();
+    let (kind, flag) = match (text("general.type"), text("general.architecture")) {
+        (Some("adapter"), _) => ("a LoRA adapter", "--lora"),
+        (Some("imatrix"), _) => ("an importance matrix", "--imatrix of 'cellar convert'"),
+        (Some("mmproj"), _) | (_, Some("clip")) => ("a tower for pictures", "--mmproj"),
+        (_, Some("controlvector")) => ("a control vector", "--control-vector"),
+        _ => return Ok(()),
+    };
+    Err(ModelError::NotAModel { kind, flag })
 }
 
 /// The graphs of a model for one token: its own, and those of its encoder and of its head that

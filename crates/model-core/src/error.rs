@@ -14,6 +14,27 @@ use kv_graph::weights::{SourceChanged, WeightError, WeightInfo};
 use crate::adapters::AdapterError;
 use crate::tokenizer::TokenizerError;
 
+/// Most names that are listed.
+const MAX_LISTED: usize = 8;
+
+/// How many names are known, and those that begin as the wrong one does.
+fn known_names(wrong: &str, known: &[String]) -> String {
+    let n_shared = |name: &str| {
+        let pairs = name.chars().zip(wrong.chars());
+        pairs.take_while(|(a, b)| a.eq_ignore_ascii_case(b)).count()
+    };
+    let most = known.iter().map(|name| n_shared(name)).max().unwrap_or(0);
+    let similar = known.iter().filter(|name| n_shared(name) == most);
+    let similar: Vec<_> = similar.take(MAX_LISTED).map(String::as_str).collect();
+    let n_known = known.len();
+    if most < 3 {
+        format!("known are {n_known}: docs/architectures.md lists them")
+    } else {
+        let similar = similar.join(", ");
+        format!("known are {n_known} (docs/architectures.md), with a similar name {similar}")
+    }
+}
+
 /// Why a file or directory cannot be opened, read or written as a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -73,7 +94,10 @@ pub enum ModelFileError {
         expected: String,
     },
     /// A class of models without a translation.
-    #[error("{file}: class '{class}' is not supported; known are: {}", known.join(", "))]
+    #[error(
+        "{file}: class '{class}' is not supported; {}",
+        known_names(class, known)
+    )]
     UnknownClass {
         /// The file.
         file: String,
@@ -448,12 +472,20 @@ pub enum MetadataError {
 #[non_exhaustive]
 pub enum ModelError {
     /// No architecture of this name is known.
-    #[error("unknown architecture '{name}'; known are: {}", known.join(", "))]
+    #[error("unknown architecture '{name}'; {}", known_names(name, known))]
     UnknownArchitecture {
         /// The name in the file.
         name: String,
         /// The names in the registry.
         known: Vec<String>,
+    },
+    /// A file that goes with a model.
+    #[error("it is {kind}, not a model: give it with {flag}, next to the model")]
+    NotAModel {
+        /// The kind of file.
+        kind: &'static str,
+        /// The flag that takes it.
+        flag: &'static str,
     },
     /// A head that drafts for models of other files.
     #[error(

@@ -236,6 +236,9 @@ impl Intake {
             LongContext::Stop
         };
         self.long_context.check(long_context)?;
+        if start.is_some() && options.prompt_logprobs != Logprobs::Off {
+            return Err(EngineError::EncodedPrompt.into());
+        }
         let (source, prompt) = match start {
             Some(start) => (Some(Arc::<[TokenId]>::from(given)), start.to_vec()),
             None => (None, given),
