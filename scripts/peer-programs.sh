@@ -6,7 +6,8 @@
 #   scripts/peer-programs.sh BIN MODEL.gguf [bench|perplexity|batched|completion|server|duel|misuse ...]
 #
 # BIN is the folder with llama-bench, llama-server and so on, and llama.cpp's libllama.so.0. THREADS is the number
-# of threads (2), ROUNDS of measurements (3), CALLS of random calls (100000). PYTHON is a Python with
+# of threads (2), ROUNDS of measurements (3), CALLS of random calls (100000), CHUNKS of text for perplexities (60:
+# of few, rounded activations move the result by more than the libraries differ). PYTHON is a Python with
 # llama-cpp-python for `duel` (.ci/libllama prepare makes one). LIBRARY is Cellar's library; without, the release
 # build of cellar-capi is made. REPACK=0 turns llama.cpp's repacked weights off, whose AMX instructions end programs
 # in some virtual machines.
@@ -15,7 +16,7 @@ set -euo pipefail
 bin=$(realpath "$1") && model=$(realpath "$2") && shift 2
 [ $# -ge 1 ] || set -- bench perplexity batched completion server duel misuse
 cd "$(dirname "$0")/.."
-threads=${THREADS:-2} rounds=${ROUNDS:-3} calls=${CALLS:-100000}
+threads=${THREADS:-2} rounds=${ROUNDS:-3} calls=${CALLS:-100000} chunks=${CHUNKS:-60}
 python=${PYTHON:-${XDG_CACHE_HOME:-$HOME/.cache}/cellar-ci/libllama/bin/python}
 stories=models/stories-llama-f16.gguf
 target=${CARGO_TARGET_DIR:-target}
@@ -88,7 +89,7 @@ perplexity() {
   local library ours peer
   find docs README.md -name '*.md' -print0 | sort -z | xargs -0 cat > "$folder/text"
   for library in ours peer; do
-    on $library llama-perplexity -m "$model" -f "$folder/text" -c 512 --chunks 8 -t "$threads" "${repack[@]}" > "$folder/ppl-$library" 2>&1 ||
+    on $library llama-perplexity -m "$model" -f "$folder/text" -c 512 --chunks "$chunks" -t "$threads" "${repack[@]}" > "$folder/ppl-$library" 2>&1 ||
       wrong "llama-perplexity on $library: $(tail -n 3 "$folder/ppl-$library")"
   done
   ours=$(sed -n 's/.*PPL = \([0-9.]*\).*/\1/p' "$folder/ppl-ours")

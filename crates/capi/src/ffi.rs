@@ -121,6 +121,7 @@ impl<T> Out<T> {
     }
 }
 
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 impl<T> Out<T> {
     /// Its address.
     pub(crate) fn address(self) -> usize {

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, Metadata};
 use std::io;
+#[cfg(unix)]
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

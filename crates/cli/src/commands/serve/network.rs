@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
+#[cfg(unix)]
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::failure::{Exit, UsageError, usage, warn};
 use crate::terminal;
 
 /// Files that the runtime and its signal handlers open; they panic where they cannot.
+#[cfg(unix)]
 const N_DESCRIPTORS: usize = 8;
 
 /// Checks that so many files can be opened.
@@ -79,11 +81,15 @@ fn listen_on_socket(path: &Path) -> anyhow::Result<Listener> {
 }
 
 /// True if only this user reaches the server, by a socket.
+#[cfg(unix)]
 fn is_on_socket(args: &ServeArgs) -> bool {
-    #[cfg(unix)]
-    return args.socket.is_some();
-    #[cfg(not(unix))]
-    return false;
+    args.socket.is_some()
+}
+
+/// The system has no sockets with names.
+#[cfg(not(unix))]
+fn is_on_socket(_: &ServeArgs) -> bool {
+    false
 }
 
 /// The limits of the server: its keys, hosts and origins, and the sizes of requests.
