@@ -12,7 +12,7 @@
 # build of cellar-capi is made. REPACK=0 turns llama.cpp's repacked weights off, whose AMX instructions end programs
 # in some virtual machines.
 set -euo pipefail
-[ $# -ge 2 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 bin=$(realpath "$1") && model=$(realpath "$2") && shift 2
 [ $# -ge 1 ] || set -- bench perplexity batched completion server duel misuse
 cd "$(dirname "$0")/.."
@@ -168,9 +168,11 @@ server() {
 }
 
 duel() {
-  local kind
-  for kind in shared streams; do
-    "$python" crates/capi/tests/python/duel.py "$folder/ours/libllama.so" "$bin/libllama.so" $stories $kind "$calls" 1 0.05 ||
+  local kind file
+  for kind in shared streams state; do
+    file=$stories
+    [ $kind != state ] || file=tests/fixtures/stories/stories-mamba-f16.gguf
+    "$python" crates/capi/tests/python/duel.py "$folder/ours/libllama.so" "$bin/libllama.so" $file $kind "$calls" 1 0.05 ||
       wrong "random calls, $kind"
   done
 }
