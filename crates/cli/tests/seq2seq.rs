@@ -136,7 +136,15 @@ fn what_needs_no_source_is_refused() {
         assert_eq!(code, 2, "{message}");
         assert!(message.contains("'cellar run' is for it"), "{message}");
     }
-    let (code, message) = failure(&["run", "-m", model, "--json", "--prompt-logprobs", "1", PROMPT]);
+    let (code, message) = failure(&[
+        "run",
+        "-m",
+        model,
+        "--json",
+        "--prompt-logprobs",
+        "1",
+        PROMPT,
+    ]);
     assert_eq!(code, 1, "{message}");
     assert!(
         message.contains("the model encodes its prompt"),

@@ -127,17 +127,22 @@ impl Variables<'_> {
     fn path(&self, name: &str) -> Option<PathBuf> {
         let path = PathBuf::from(self.value(name)?);
         let in_home = path.strip_prefix("~").ok();
-        Some(match in_home.zip(self.value("HOME")) {
+        Some(match in_home.zip(self.home()) {
             Some((rest, home)) => Path::new(&home).join(rest),
             None => path,
         })
     }
 
+    /// The home directory, which Windows names otherwise.
+    fn home(&self) -> Option<OsString> {
+        self.value("HOME").or_else(|| self.value("USERPROFILE"))
+    }
+
     fn hf_home(&self) -> Option<PathBuf> {
         let in_cache = || Some(self.path("XDG_CACHE_HOME")?.join("huggingface"));
         let in_home = || {
-            let home = self.value("HOME").or_else(|| self.value("USERPROFILE"))?;
-            Some(Path::new(&home).join(".cache/huggingface"))
+            let home = PathBuf::from(self.home()?);
+            Some(home.join(".cache").join("huggingface"))
         };
         self.path("HF_HOME").or_else(in_cache).or_else(in_home)
     }
@@ -224,7 +229,8 @@ mod tests {
             (&[("HF_HOME", "/a"), ("HF_HUB_CACHE", "")], "/a/hub"),
         ];
         for (variables, wanted) in cases {
-            assert_eq!(config(variables).unwrap().cache, Path::new(wanted));
+            let wanted = std::path::absolute(wanted).unwrap();
+            assert_eq!(config(variables).unwrap().cache, wanted);
         }
         let error = config(&[]).unwrap_err().to_string();
         assert!(error.starts_with("HF_HOME: no home directory"), "{error}");

@@ -283,9 +283,14 @@ fn link(blob: &Path, link: &Path, depth: usize) -> Result<(), HubError> {
         fs::remove_file(link).map_err(HubError::disk("replace", link))?;
     }
     let name = blob.file_name().unwrap_or_default();
-    let target = Path::new(&"../".repeat(depth + 2)).join("blobs").join(name);
-    // Where a file system has no links, the blob itself becomes the snapshot's file.
-    symlink(&target, link)
+    // With the system's own separators: Windows follows no link that has others.
+    let up: PathBuf = (0..depth + 2).map(|_| "..").collect();
+    let target = up.join("blobs").join(name);
+    // Where a file system has no links, or follows none, the blob itself becomes the snapshot's
+    // file.
+    let linked = symlink(&target, link).and_then(|()| fs::metadata(link));
+    linked
+        .map(drop)
         .or_else(|_| fs::rename(blob, link))
         .map_err(HubError::disk("create", link))
 }

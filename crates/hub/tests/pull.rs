@@ -505,6 +505,7 @@ fn models_are_listed_and_removed() {
     assert!(cache.remove(&REPO.parse().unwrap()).is_err());
 }
 
+#[cfg(unix)]
 #[test]
 fn a_removal_stays_within_the_cache() {
     let server = HubServer::start(REPO);
