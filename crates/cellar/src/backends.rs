@@ -8,6 +8,7 @@ mod candle;
 mod cpu;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
+mod experts;
 #[cfg(any(
     all(
         any(feature = "cuda", feature = "opencl"),
@@ -30,6 +31,8 @@ use kv_core::layers::RowLayout;
 use kv_graph::Graph;
 use kv_graph::weights::WeightSource;
 use serde::Serialize;
+
+pub use self::experts::ExpertMemory;
 
 #[cfg(feature = "candle")]
 use self::candle::CandleDevice;
@@ -103,12 +106,12 @@ pub struct BackendOptions {
     pub activations: Activations,
     /// Whether weights are packed.
     pub repack: Repack,
-    /// The most bytes that experts of a mixture take: they are read from the model's file as
-    /// they are needed, and the results are the same. `None` holds all. For the CPU, which is
-    /// chosen where nothing else is.
-    pub expert_bytes: Option<u64>,
+    /// The memory that experts of a mixture have: they are read from the model's file as they are
+    /// needed, and the results are the same. `None` holds all. For the CPU, which is chosen where
+    /// nothing else is.
+    pub experts: Option<ExpertMemory>,
     /// What reads of experts are counted by, and routers' choices written to, instead of a meter
-    /// of the backend's own ([`kv_backend::Backend::expert_use`]).
+    /// of the backend's own ([`kv_backend::Backend::expert_meter`]).
     pub expert_meter: Option<Arc<ExpertMeter>>,
     /// What the steps of runs are added to, where they are profiled.
     pub profile: Option<Arc<Profile>>,
@@ -220,7 +223,7 @@ pub fn open_backend(options: BackendOptions) -> Result<BoxedBackend, BackendErro
 
 /// Whether a backend can read experts as they are needed, if it is to.
 fn check_experts(kind: BackendKind, options: &BackendOptions) -> Result<(), BackendError> {
-    if options.expert_bytes.is_none() || kind == BackendKind::Cpu {
+    if options.experts.is_none() || kind == BackendKind::Cpu {
         return Ok(());
     }
     let reason = "it holds all weights: only the cpu backend reads experts as they are needed";

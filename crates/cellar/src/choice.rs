@@ -99,7 +99,7 @@ pub fn choose_backend(options: BackendOptions, work: &ModelWork<'_>) -> Result<C
     if options.gpu_layers == Some(0) {
         return host_choice(&options, "no layers are to be on a GPU".to_owned());
     }
-    if (options.kind, options.gpu_layers) == (None, None) && options.expert_bytes.is_some() {
+    if (options.kind, options.gpu_layers) == (None, None) && options.experts.is_some() {
         return host_choice(&options, "it reads experts as they are needed".to_owned());
     }
     if let Some(kind) = options.kind {

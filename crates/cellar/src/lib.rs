@@ -51,8 +51,8 @@ mod text;
 
 pub use architectures::architectures;
 pub use backends::{
-    Activations, BackendKind, BackendMemory, BackendOptions, ComputeDevice, ExpertPlan,
-    MemoryPlace, Repack, backend_devices, open_backend,
+    Activations, BackendKind, BackendMemory, BackendOptions, ComputeDevice, ExpertMemory,
+    ExpertPlan, MemoryPlace, Repack, backend_devices, open_backend,
 };
 pub use cellar_engine as engine;
 pub use cellar_engine::sampler::{Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc};

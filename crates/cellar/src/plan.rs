@@ -13,8 +13,8 @@ use kv_graph::{Graph, Op, SplitPoint};
 use serde::Serialize;
 
 use crate::backends::{
-    BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice, MemoryPlace,
-    backend_devices, plan_backend_memory, program_capacities,
+    BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice, ExpertMemory,
+    MemoryPlace, backend_devices, plan_backend_memory, program_capacities,
 };
 use crate::choice::{
     DEVICE_RESERVE, DeviceNeeds, ModelWork, device_needs, largest_device_n_ctx, most_device_layers,
@@ -43,6 +43,22 @@ pub struct MemoryNeeds {
     pub host: u64,
     /// Of a device with a memory of its own.
     pub device: u64,
+    /// Of `host`, experts that are read as they are needed: see [`ExpertMemory`].
+    pub experts: u64,
+}
+
+impl MemoryNeeds {
+    /// The same next to a model whose experts take `held` bytes of the memory that both have.
+    #[must_use]
+    pub fn next_to(self, held: u64, memory: &ExpertMemory) -> Self {
+        let both = held.saturating_add(self.experts);
+        let over = both.saturating_sub(memory.budget()).min(self.experts);
+        Self {
+            host: self.host.saturating_sub(over),
+            experts: self.experts - over,
+            ..self
+        }
+    }
 }
 
 /// The bytes that a model takes whose memory has `memory` bytes. Of a directory's weights, whose
@@ -61,6 +77,7 @@ pub fn taken(
     let replaced = host.map_or(0, |host| host.replaced as u64);
     let read = stored.saturating_sub(replaced);
     let added = host.map_or(0, |host| (host.packed + host.scratch) as u64);
+    let experts = host.and_then(|host| host.experts);
     // Rows on a device are not on the host.
     let memory = match &device {
         Some(device) => memory.saturating_sub(device.rows),
@@ -75,6 +92,7 @@ pub fn taken(
     Ok(MemoryNeeds {
         host: host.into_iter().fold(0, u64::saturating_add),
         device,
+        experts: experts.map_or(0, |experts| experts.held as u64),
     })
 }
 
@@ -150,7 +168,7 @@ pub fn plan_memory(options: &BackendOptions, work: &ModelWork<'_>) -> Result<Bac
     };
     match options.kind {
         Some(kind) if kind.is_own_gpu() => work.on_gpu(&gpu, first_gpu(kind)),
-        None if options.expert_bytes.is_some() => work.on_host(options),
+        None if options.experts.is_some() => work.on_host(options),
         None => match work.fitting(&gpu) {
             Some((gpu, device)) => work.on_gpu(&gpu, Some(device)),
             None => work.on_host(options),

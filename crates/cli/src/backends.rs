@@ -4,7 +4,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use cellar::{Activations, BackendKind, BackendOptions, ModelWork, Repack};
+use cellar::{Activations, BackendKind, BackendOptions, ExpertMemory, ModelWork, Repack};
 use cellar_engine::EngineError;
 use clap::ValueEnum;
 use kv_backend::{Backend, BoxedBackend, ExpertMeter, Profile};
@@ -122,8 +122,8 @@ pub(crate) struct BackendFlags {
     pub(crate) activations: ActivationsName,
     /// Whether weights are repacked.
     pub(crate) repack: RepackName,
-    /// The most bytes that experts take, where they are read as they are needed.
-    pub(crate) expert_bytes: Option<u64>,
+    /// The memory of experts, where they are read as they are needed.
+    pub(crate) experts: Option<ExpertMemory>,
     /// What counts their reads, where routers' choices are written down, too.
     pub(crate) expert_meter: Option<Arc<ExpertMeter>>,
     /// What the steps of runs are added to, where they are profiled.
@@ -139,7 +139,7 @@ impl BackendFlags {
             n_threads: self.n_threads.and_then(|n| NonZeroUsize::new(n.into())),
             activations: self.activations.into(),
             repack: self.repack.into(),
-            expert_bytes: self.expert_bytes,
+            experts: self.experts.clone(),
             expert_meter: self.expert_meter.clone(),
             profile: self.profile.clone(),
         }

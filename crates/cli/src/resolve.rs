@@ -209,7 +209,7 @@ pub(crate) fn text_backend(args: &TextArgs) -> BackendFlags {
         n_threads: machine::threads(args.threads),
         activations: args.activations,
         repack: args.repack,
-        expert_bytes: None,
+        experts: None,
         expert_meter: None,
         profile: None,
     }
@@ -389,7 +389,7 @@ pub(crate) fn backend_flags(args: &ComputeArgs) -> anyhow::Result<BackendFlags> 
         n_threads: machine::threads(args.threads),
         activations: args.activations,
         repack: args.repack,
-        expert_bytes: args.experts.bytes(),
+        experts: args.experts.memory(),
         expert_meter: None,
         profile: None,
     })

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::serve::Server;
 use crate::support::{directory, failure, json, output};
-use model_tests::http::{get, post, request, send_raw};
+use model_tests::http::{get, open, post, request, send_raw};
 use serde_json::{Value, json as object};
 
 /// Mixtures of several kinds: shared experts, experts in some layers, groups, biases.
@@ -122,12 +122,165 @@ fn texts_are_the_same_while_others_are_preempted_and_cancelled() {
         line.rsplit(' ').next().unwrap().parse().unwrap()
     };
     assert!(value("cellar_preemptions_total") > 0.0, "{metrics}");
+    let mut taken = 0.0;
     for (model, _) in &models {
         let of = |name: &str| value(&format!("{name}{{model_name=\"{model}\"}}"));
         assert!(of("cellar_expert_misses_total") > 0.0);
         assert_eq!(of("cellar_expert_budget_bytes"), f64::from(48 << 10));
-        assert!(of("cellar_expert_bytes") <= of("cellar_expert_budget_bytes"));
+        taken += of("cellar_expert_bytes");
     }
+    // Both have it together.
+    assert!(taken > 0.0 && taken <= f64::from(48 << 10), "{taken}");
+}
+
+/// A value of a model in what `GET /metrics` answers.
+fn metric(metrics: &str, name: &str, model: &str) -> u64 {
+    let start = format!("{name}{{model_name=\"{model}\"}} ");
+    let found = metrics.lines().find_map(|line| line.strip_prefix(&start));
+    let found = found.unwrap_or_else(|| panic!("{start}: {metrics}"));
+    found.parse().unwrap()
+}
+
+/// Memory for one and a half of two mixtures: what one is not asked for is the other's, and all of
+/// it once one is unloaded.
+#[test]
+fn mixtures_of_a_server_share_memory() {
+    let (folder, first) = converted("qwen3_moe");
+    let second = folder.path().join("second.gguf").display().to_string();
+    std::fs::copy(&first, &second).unwrap();
+    let total = number(
+        &json(&["plan", &first, "--expert-memory", "1G", "--json"])["experts"],
+        "total",
+    );
+    let memory = (total * 3 / 2).to_string();
+    let args = [
+        "-m",
+        &first,
+        "-m",
+        &second,
+        "-c",
+        "128",
+        "--expert-memory",
+        &memory,
+    ];
+    let server = Server::start(&args);
+    let ask = |model: &str, prompt: &str| {
+        let body = object!({"model": model, "prompt": prompt, "max_tokens": 60, "temperature": 0});
+        let answer = post(server.address, "/v1/completions", &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()["choices"][0]["text"].clone()
+    };
+    let of = |name: &str, model: &str| metric(&get(server.address, "/metrics").body, name, model);
+    // In one answer, as memory goes from one to the other.
+    let taken = || {
+        let metrics = get(server.address, "/metrics").body;
+        let taken = ["model", "second"].map(|model| metric(&metrics, "cellar_expert_bytes", model));
+        assert!(taken[0] + taken[1] <= total * 3 / 2, "{taken:?} of {total}");
+    };
+    let prompts = [
+        "Once upon",
+        "The sun",
+        "Tom had",
+        "One day",
+        "a b c d e f g",
+        "0 1 2 3 4",
+    ];
+    let run = |prompt: &str| {
+        let run = [
+            "run", "-m", &first, prompt, "--raw", "--temp", "0", "-n", "60",
+        ];
+        json(&[&run[..], &["--json"]].concat())["text"].clone()
+    };
+    for prompt in prompts {
+        let alone = run(prompt);
+        std::thread::scope(|scope| {
+            for model in ["model", "second"] {
+                let (ask, alone) = (&ask, &alone);
+                scope.spawn(move || assert_eq!(ask(model, prompt), *alone));
+            }
+        });
+        taken();
+    }
+    for _ in 0..6 {
+        prompts.iter().for_each(|prompt| {
+            ask("second", prompt);
+        });
+    }
+    // What it used is all there now, and the other one has the rest.
+    let misses = of("cellar_expert_misses_total", "second");
+    prompts.iter().for_each(|prompt| {
+        ask("second", prompt);
+    });
+    assert_eq!(of("cellar_expert_misses_total", "second"), misses);
+    taken();
+    let unload = post(
+        server.address,
+        "/models/unload",
+        &object!({"model": "model"}),
+    );
+    assert_eq!(unload.status, 200, "{}", unload.body);
+    assert!(of("cellar_expert_bytes", "second") <= total);
+    assert_eq!(ask("second", prompts[0]), run(prompts[0]));
+}
+
+/// The live view has each expert: whole at first, then those that changed.
+#[test]
+fn the_live_view_shows_experts() {
+    let (_folder, model) = converted("qwen3_moe");
+    let server = Server::start(&["-m", &model, "-c", "128", "--expert-memory", "100K"]);
+    let mut view = open(server.address, &request("GET", "/view/events", &[], ""));
+    let mut next = || loop {
+        let text = view.next_chunk().unwrap().unwrap();
+        if text.starts_with("event: update") {
+            let data = text.lines().find_map(|line| line.strip_prefix("data: "));
+            return serde_json::from_str::<Value>(data.unwrap()).unwrap();
+        }
+    };
+    let first = next()["experts"].clone();
+    assert_eq!(first["whole"], true);
+    let sizes: Vec<u64> = serde_json::from_value(first["n_experts"].clone()).unwrap();
+    assert!(
+        !sizes.is_empty() && sizes.iter().all(|n| *n == 6),
+        "{first}"
+    );
+    assert_eq!(first["n_matrices"], object!(vec![3; sizes.len()]));
+    let mut cells = std::collections::BTreeMap::new();
+    let mut take = |experts: &Value| {
+        let set: Vec<[u64; 5]> = serde_json::from_value(experts["set"].clone()).unwrap();
+        for [layer, expert, resident, uses, hits] in set {
+            assert!(resident <= 3 && hits <= uses, "{experts}");
+            cells.insert((layer, expert), [resident, uses, hits]);
+        }
+        let uses: u64 = cells.values().map(|[_, uses, _]| uses).sum();
+        let resident: u64 = cells.values().map(|[resident, ..]| resident).sum();
+        (cells.len() as u64, uses, resident)
+    };
+    let n_experts: u64 = sizes.iter().sum();
+    assert_eq!(take(&first).0, n_experts);
+    let body = object!({"prompt": "Once upon", "max_tokens": 12, "temperature": 0});
+    assert_eq!(post(server.address, "/v1/completions", &body).status, 200);
+    let last = loop {
+        let update = next();
+        assert_eq!(update["experts"]["whole"], false);
+        let (n, uses, resident) = take(&update["experts"]);
+        let events = update["events"].as_array().unwrap();
+        if events.iter().any(|event| event["kind"] == "ended") {
+            assert_eq!(n, n_experts);
+            // Of each step of a token two experts of each layer.
+            assert!(uses >= 2 * 12 * sizes.len() as u64, "{uses}");
+            assert!(resident > 0);
+            break update["experts"]["used"].clone();
+        }
+    };
+    assert_eq!(number(&last, "budget"), 100 << 10);
+    assert!(number(&last, "hits") > 0 && number(&last, "resident") <= 100 << 10);
+    let plain = Server::start(&["-m", &model, "-c", "128", "--backend", "cpu"]);
+    let mut view = open(plain.address, &request("GET", "/view/events", &[], ""));
+    let mut updates = (0..2).map(|_| view.next_chunk().unwrap().unwrap());
+    let update = updates
+        .find(|text| text.starts_with("event: update"))
+        .unwrap();
+    assert!(update.contains("\"experts\":null"), "{update}");
 }
 
 #[test]
@@ -244,12 +397,29 @@ fn what_cannot_be_read_is_refused() {
     let (code, message) = run(&directory, &["--expert-trace", "t"]);
     assert_eq!(code, 2);
     assert!(message.contains("--expert-memory"), "{message}");
-    for flag in ["--cpu-moe", "-ncmoe", "-ot"] {
-        let (code, message) = run(&directory, &[flag, "8"]);
-        assert_eq!(code, 2);
-        assert!(
-            message.contains("there is no") && message.contains("--expert-memory"),
-            "{message}"
-        );
+    // Places of experts that llama.cpp has: what is not there is named, whichever command is asked.
+    let commands: [&[&str]; 4] = [
+        &["run", "-m", &directory, "Hi"],
+        &["serve", "-m", &directory],
+        &["plan", &directory],
+        &["bench", "-m", &directory],
+    ];
+    let flags = [
+        ("--cpu-moe", None),
+        ("-cmoe", None),
+        ("--n-cpu-moe", Some("8")),
+        ("-ncmoe", Some("8")),
+        ("-ot", Some("ffn_.*_exps=CPU")),
+        ("--override-tensor", Some("blk\\.[0-9]\\.=CUDA0")),
+    ];
+    for command in commands {
+        for (flag, value) in flags {
+            let args: Vec<&str> = [flag].into_iter().chain(value).collect();
+            let (code, message) = failure(&[command, &args].concat());
+            assert_eq!(code, 2, "{command:?}");
+            let is_named = message.contains(&format!("there is no {flag} here"));
+            let has_way = ["--expert-memory", "--gpu-layers"].map(|way| message.contains(way));
+            assert!(is_named && has_way == [true; 2], "{command:?}: {message}");
+        }
     }
 }

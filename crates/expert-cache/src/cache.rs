@@ -1,20 +1,17 @@
-//! [`ExpertCache`]: which experts are in memory within a budget of bytes.
+//! [`ExpertCache`]: which experts of the models of a process are in memory within a budget of
+//! bytes.
 //!
 //! What is given up is what will be needed last: an expert that a router chooses in a part `p` of
 //! steps is needed after about `1 / p` of them, and within a step layers come in their order.
+//! Models take their steps at different times: a clock that counts the choices of all routers tells
+//! how far apart those of each model are, and so whose experts are needed last.
 //!
 //! Invariant: the bytes of what is in memory or being read never exceed the budget, what is in use
 //! is not given up, and nothing is read that is there or being read. Knows no files.
 
 use serde::{Deserialize, Serialize};
 
-use crate::rates::UseRates;
-
-/// The smallest rate that counts: below it, experts that were never chosen are all alike.
-const MIN_RATE: f32 = 1e-4;
-
-/// Experts to be given up are looked for so many at a time.
-const CANDIDATES: usize = 32;
+use crate::mixture::{ExpertState, Mixture, Place};
 
 /// The matrices of a layer's experts that are one weight: all have as many bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +28,8 @@ pub struct Stack {
 /// The matrix of one expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ExpertId {
+    /// The number of the model: see [`ExpertCache::add_mixture`].
+    pub mixture: u32,
     /// The number of the stack, in the order in which a step uses them.
     pub stack: u32,
     /// The number of the expert in it.
@@ -67,7 +66,8 @@ pub enum Acquisition {
         /// What is given up.
         evicted: Vec<ExpertId>,
     },
-    /// Everything is in use or being read: ask again when something was released or read.
+    /// Everything is in use or being read, or another model waits for it: ask again when something
+    /// was released or read.
     NoRoom,
 }
 
@@ -78,33 +78,6 @@ pub enum ReadEnd {
     Done,
     /// There is nothing.
     Failed,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
-    #[default]
-    Absent,
-    Reading,
-    /// With its index among all that are in memory.
-    Resident {
-        at: usize,
-    },
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Slot {
-    place: Place,
-    n_users: u32,
-    /// True if the step that is computed will use it.
-    is_wanted: bool,
-}
-
-/// What is known of a layer.
-#[derive(Clone, Debug)]
-struct Layer {
-    rates: UseRates,
-    /// Its stacks.
-    stacks: Vec<u32>,
 }
 
 /// The bytes of the largest matrix: a smaller budget holds nothing to compute with.
@@ -120,58 +93,61 @@ pub struct ExpertCache {
     n_bytes: u64,
     /// Of those, what cannot be given up: in use, or being read.
     n_held: u64,
-    stacks: Vec<Stack>,
-    /// `[stacks][experts]`.
-    slots: Vec<Vec<Slot>>,
-    layers: Vec<Layer>,
-    resident: Vec<ExpertId>,
-    /// What may go, the first to go last; found anew after each choice of a router.
-    candidates: Vec<ExpertId>,
-    /// The last stack of the layer whose router chose last.
-    present: u32,
+    /// By their numbers; those of models that are gone are free.
+    mixtures: Vec<Option<Mixture>>,
+    /// Choices of all routers.
+    clock: u64,
 }
 
 impl ExpertCache {
-    /// Nothing in memory, and no stacks yet.
+    /// Nothing in memory, and no models yet.
     pub fn new(budget: u64) -> Self {
         Self {
             budget,
             n_bytes: 0,
             n_held: 0,
-            slots: Vec::new(),
-            layers: Vec::new(),
-            stacks: Vec::new(),
-            resident: Vec::new(),
-            candidates: Vec::new(),
-            present: 0,
+            mixtures: Vec::new(),
+            clock: 0,
         }
     }
 
-    /// With these stacks, in the order in which a step uses them.
+    /// With one model, number 0, that has these stacks, in the order in which a step uses them.
     pub fn with_stacks(budget: u64, stacks: &[Stack]) -> Self {
         let mut cache = Self::new(budget);
+        let mixture = cache.add_mixture();
         for &stack in stacks {
-            cache.add(stack);
+            cache.add(mixture, stack);
         }
         cache
     }
 
-    /// Adds a stack, which steps use after those that are there, and returns its number. Matrices
-    /// that are larger than the budget never get a place: see [`smallest_budget`].
-    pub fn add(&mut self, stack: Stack) -> u32 {
-        let number = u32::try_from(self.stacks.len()).unwrap_or(u32::MAX);
-        let n_experts = stack.n_experts as usize;
-        let n_layers = self.layers.len().max(stack.layer as usize + 1);
-        self.layers.resize_with(n_layers, || Layer {
-            rates: UseRates::new(n_experts),
-            stacks: Vec::new(),
-        });
-        if let Some(layer) = self.layers.get_mut(stack.layer as usize) {
-            layer.stacks.push(number);
+    /// Adds a model without stacks, and returns its number.
+    pub fn add_mixture(&mut self) -> u32 {
+        let free = self.mixtures.iter().position(Option::is_none);
+        let at = free.unwrap_or(self.mixtures.len());
+        let number = u32::try_from(at).unwrap_or(u32::MAX);
+        let mixture = Some(Mixture::new(number));
+        match self.mixtures.get_mut(at) {
+            Some(place) => *place = mixture,
+            None => self.mixtures.push(mixture),
         }
-        self.stacks.push(stack);
-        self.slots.push(vec![Slot::default(); n_experts]);
         number
+    }
+
+    /// Removes a model: its bytes are the others'. No read of its experts may end after that.
+    pub fn remove_mixture(&mut self, mixture: u32) {
+        let place = self.mixtures.get_mut(mixture as usize);
+        if let Some(gone) = place.and_then(Option::take) {
+            self.n_bytes -= gone.n_bytes;
+            self.n_held -= gone.held_bytes();
+        }
+    }
+
+    /// Adds a stack to a model, whose steps use it after those that are there, and returns its
+    /// number. Matrices that are larger than the budget never get a place: see
+    /// [`smallest_budget`].
+    pub fn add(&mut self, mixture: u32, stack: Stack) -> u32 {
+        self.mixture_mut(mixture).map_or(0, |m| m.add(stack))
     }
 
     /// The most bytes that are in memory.
@@ -184,50 +160,55 @@ impl ExpertCache {
         self.n_bytes
     }
 
+    /// Those of a model.
+    pub fn bytes_of_mixture(&self, mixture: u32) -> u64 {
+        self.mixture(mixture).map_or(0, |m| m.n_bytes)
+    }
+
+    /// Each expert of each layer of a model.
+    pub fn states(&self, mixture: u32) -> Vec<Vec<ExpertState>> {
+        self.mixture(mixture).map_or(Vec::new(), Mixture::states)
+    }
+
     /// Takes what a layer's router chose for the rows of a step.
-    pub fn routed(&mut self, layer: u32, choices: &[Choice], n_rows: u32) -> RouterHits {
-        let mut routed = RouterHits::default();
-        let Some(of_layer) = self.layers.get_mut(layer as usize) else {
-            return routed;
+    pub fn routed(
+        &mut self,
+        mixture: u32,
+        layer: u32,
+        choices: &[Choice],
+        n_rows: u32,
+    ) -> RouterHits {
+        self.clock += 1;
+        let now = self.clock;
+        let Some(mixture) = self.mixture_mut(mixture) else {
+            return RouterHits::default();
         };
-        self.candidates.clear();
-        self.present = of_layer.stacks.last().copied().unwrap_or(0);
-        for &stack in &of_layer.stacks {
-            let Some(slots) = self.slots.get_mut(stack as usize) else {
-                continue;
-            };
-            slots.iter_mut().for_each(|slot| slot.is_wanted = false);
-            for choice in choices {
-                let Some(slot) = slots.get_mut(choice.expert as usize) else {
-                    continue;
-                };
-                slot.is_wanted = true;
-                match slot.place {
-                    Place::Absent => routed.n_misses += 1,
-                    _ => routed.n_hits += 1,
-                }
-            }
+        mixture.count_step(layer, now);
+        mixture.routed(layer, choices, n_rows)
+    }
+
+    /// A step of a model waits for a matrix: until the wait ends, no other model takes what its
+    /// step still needs.
+    pub fn wait_begins(&mut self, mixture: u32) {
+        if let Some(mixture) = self.mixture_mut(mixture) {
+            mixture.n_waiting += 1;
         }
-        let n_experts = of_layer
-            .stacks
-            .first()
-            .and_then(|&s| self.stacks.get(s as usize));
-        let mut parts = vec![0.0; n_experts.map_or(0, |s| s.n_experts as usize)];
-        for choice in choices {
-            if let Some(part) = parts.get_mut(choice.expert as usize) {
-                *part = choice.n_rows as f32 / n_rows.max(1) as f32;
-            }
+    }
+
+    /// The end of [`ExpertCache::wait_begins`].
+    pub fn wait_ends(&mut self, mixture: u32) {
+        if let Some(mixture) = self.mixture_mut(mixture) {
+            mixture.n_waiting = mixture.n_waiting.saturating_sub(1);
         }
-        of_layer.rates.learn(&parts);
-        routed
     }
 
     /// Asks for a matrix to compute with. Each [`Acquisition::Ready`] is released once.
     pub fn acquire(&mut self, id: ExpertId) -> Acquisition {
         let n_bytes = self.bytes_of(id);
-        match self.slot(id).map(|slot| slot.place) {
+        match self.slot_place(id) {
             Some(Place::Resident { .. }) => {
-                if let Some(slot) = self.slot_mut(id) {
+                let slot = self.mixture_mut(id.mixture).and_then(|m| m.slot_mut(id));
+                if let Some(slot) = slot {
                     slot.n_users += 1;
                     if slot.n_users == 1 {
                         self.n_held += n_bytes;
@@ -236,11 +217,8 @@ impl ExpertCache {
                 Acquisition::Ready
             }
             Some(Place::Reading) => Acquisition::Reading,
-            Some(Place::Absent) => match self.make_room(n_bytes, None) {
-                Some(evicted) => {
-                    self.begin(id, n_bytes);
-                    Acquisition::Read { evicted }
-                }
+            Some(Place::Absent) => match self.make_room(id, None) {
+                Some(evicted) => Acquisition::Read { evicted },
                 None => Acquisition::NoRoom,
             },
             None => Acquisition::NoRoom,
@@ -250,7 +228,8 @@ impl ExpertCache {
     /// Ends a use: the matrix may be given up.
     pub fn release(&mut self, id: ExpertId) {
         let n_bytes = self.bytes_of(id);
-        let Some(slot) = self.slot_mut(id) else {
+        let slot = self.mixture_mut(id.mixture).and_then(|m| m.slot_mut(id));
+        let Some(slot) = slot else {
             return;
         };
         slot.is_wanted = false;
@@ -265,46 +244,46 @@ impl ExpertCache {
     /// Asks whether a matrix that is not needed yet is to be read, and what is given up for it:
     /// only what will be needed after it. `None` where it is there, or not worth it.
     pub fn foresee(&mut self, id: ExpertId) -> Option<Vec<ExpertId>> {
-        let slot = self.slot(id)?;
+        let mixture = self.mixture(id.mixture)?;
+        let slot = mixture.slot(id)?;
         if slot.place != Place::Absent {
             return None;
         }
-        let distance = if slot.is_wanted {
+        let time = if slot.is_wanted {
             0.0
         } else {
-            self.distance(id)
+            mixture.time_until(id, self.clock)
         };
-        let n_bytes = self.bytes_of(id);
-        let evicted = self.make_room(n_bytes, Some(distance))?;
-        self.begin(id, n_bytes);
-        Some(evicted)
+        self.make_room(id, Some(time))
     }
 
     /// The absent matrices that a step will use of a layer whose router has chosen, those first
     /// that it uses first.
-    pub fn wanted(&self, layer: u32) -> Vec<ExpertId> {
-        self.absent_of(layer, |slot| slot.is_wanted)
+    pub fn wanted(&self, mixture: u32, layer: u32) -> Vec<ExpertId> {
+        let mixture = self.mixture(mixture);
+        mixture.map_or(Vec::new(), |m| m.absent_of(layer, |slot| slot.is_wanted))
     }
 
     /// True if the step that is computed will use a matrix that is absent.
     pub fn needs(&self, id: ExpertId) -> bool {
-        self.slot(id)
-            .is_some_and(|slot| slot.is_wanted && slot.place == Place::Absent)
+        let slot = self.mixture(id.mixture).and_then(|m| m.slot(id));
+        slot.is_some_and(|slot| slot.is_wanted && slot.place == Place::Absent)
     }
 
     /// The layer that comes after this one, in the next step after the last.
-    pub fn layer_after(&self, layer: u32) -> u32 {
-        (layer + 1) % u32::try_from(self.layers.len()).unwrap_or(1).max(1)
+    pub fn layer_after(&self, mixture: u32, layer: u32) -> u32 {
+        let n_layers = self.mixture(mixture).map_or(0, Mixture::n_layers);
+        (layer + 1) % n_layers.max(1)
     }
 
     /// The absent experts of a layer that it will rather use than not, the likeliest first. A
     /// read of any other would be for nothing more often than not.
-    pub fn likely(&self, layer: u32) -> Vec<ExpertId> {
-        let Some(rates) = self.layers.get(layer as usize).map(|l| &l.rates) else {
+    pub fn likely(&self, mixture: u32, layer: u32) -> Vec<ExpertId> {
+        let Some(mixture) = self.mixture(mixture) else {
             return Vec::new();
         };
-        let rate = |id: &ExpertId| rates.of(id.expert as usize);
-        let mut absent = self.absent_of(layer, |_| true);
+        let rate = |id: &ExpertId| mixture.rate(layer, id.expert);
+        let mut absent = mixture.absent_of(layer, |_| true);
         absent.retain(|id| rate(id) > 0.5);
         absent.sort_by(|a, b| rate(b).total_cmp(&rate(a)).then(a.cmp(b)));
         absent
@@ -312,157 +291,101 @@ impl ExpertCache {
 
     /// Takes the end of a read.
     pub fn read_ended(&mut self, id: ExpertId, end: ReadEnd) {
+        if self.slot_place(id) != Some(Place::Reading) {
+            return;
+        }
         let n_bytes = self.bytes_of(id);
-        let at = self.resident.len();
-        let Some(slot) = self
-            .slot_mut(id)
-            .filter(|slot| slot.place == Place::Reading)
-        else {
+        self.n_held -= n_bytes;
+        let Some(mixture) = self.mixture_mut(id.mixture) else {
             return;
         };
-        slot.place = match end {
-            ReadEnd::Done => Place::Resident { at },
-            ReadEnd::Failed => Place::Absent,
-        };
-        self.n_held -= n_bytes;
         match end {
-            ReadEnd::Done => self.resident.push(id),
-            ReadEnd::Failed => self.n_bytes -= n_bytes,
+            ReadEnd::Done => mixture.set_resident(id),
+            ReadEnd::Failed => {
+                mixture.set_absent(id);
+                self.n_bytes -= n_bytes;
+            }
         }
     }
 
-    fn absent_of(&self, layer: u32, is_one: impl Fn(&Slot) -> bool) -> Vec<ExpertId> {
-        let stacks = self.layers.get(layer as usize).map(|l| l.stacks.as_slice());
-        let of_stack = |&stack: &u32| {
-            let slots = self.slots.get(stack as usize).into_iter().flatten();
-            (0..)
-                .zip(slots)
-                .map(move |(expert, slot)| (ExpertId { stack, expert }, slot))
-        };
-        let all = stacks.into_iter().flatten().flat_map(of_stack);
-        let absent = all.filter(|(_, slot)| slot.place == Place::Absent && is_one(slot));
-        absent.map(|(id, _)| id).collect()
+    fn mixture(&self, number: u32) -> Option<&Mixture> {
+        self.mixtures.get(number as usize)?.as_ref()
     }
 
-    fn slot(&self, id: ExpertId) -> Option<&Slot> {
-        self.slots.get(id.stack as usize)?.get(id.expert as usize)
+    fn mixture_mut(&mut self, number: u32) -> Option<&mut Mixture> {
+        self.mixtures.get_mut(number as usize)?.as_mut()
     }
 
-    fn slot_mut(&mut self, id: ExpertId) -> Option<&mut Slot> {
-        let slots = self.slots.get_mut(id.stack as usize)?;
-        slots.get_mut(id.expert as usize)
+    fn slot_place(&self, id: ExpertId) -> Option<Place> {
+        let slot = self.mixture(id.mixture)?.slot(id);
+        slot.map(|slot| slot.place)
     }
 
     fn bytes_of(&self, id: ExpertId) -> u64 {
-        self.stacks.get(id.stack as usize).map_or(0, |s| s.n_bytes)
+        self.mixture(id.mixture).map_or(0, |m| m.bytes_of(id))
     }
 
-    fn begin(&mut self, id: ExpertId, n_bytes: u64) {
-        if let Some(slot) = self.slot_mut(id) {
-            slot.place = Place::Reading;
-            self.n_bytes += n_bytes;
-            self.n_held += n_bytes;
-        }
-    }
-
-    /// Steps until a matrix is needed, about: whole ones until its expert is chosen, and the part
-    /// of one until its layer's turn.
-    fn distance(&self, id: ExpertId) -> f32 {
-        let n = u32::try_from(self.stacks.len()).unwrap_or(u32::MAX).max(1);
-        let after = (id.stack % n + n - self.present % n + n - 1) % n + 1;
-        let layer = self.stacks.get(id.stack as usize).map(|s| s.layer as usize);
-        let layer = layer.and_then(|layer| self.layers.get(layer));
-        let rate = layer.map_or(0.0, |layer| layer.rates.of(id.expert as usize));
-        after as f32 / n as f32 + 1.0 / rate.max(MIN_RATE) - 1.0
-    }
-
-    /// Gives up what is needed last until so many bytes fit; where there is a distance, only what
-    /// is further away. `None`, with nothing given up, where they cannot fit.
-    fn make_room(&mut self, n_bytes: u64, closer_than: Option<f32>) -> Option<Vec<ExpertId>> {
+    /// Begins a read in the place of what is needed last, of any model; where there is a time, only
+    /// of what is needed after it. `None`, with nothing given up, where it cannot fit.
+    fn make_room(&mut self, id: ExpertId, sooner_than: Option<f32>) -> Option<Vec<ExpertId>> {
+        let n_bytes = self.bytes_of(id);
         if self.n_held.checked_add(n_bytes)? > self.budget {
             return None;
         }
         let mut freed = 0;
         let mut evicted = Vec::new();
         while self.n_bytes - freed + n_bytes > self.budget {
-            let Some(victim) = self.next_victim(closer_than, &evicted) else {
-                // What was chosen stays, and may go another time.
+            let Some(victim) = self.next_victim(id.mixture, sooner_than, &evicted) else {
                 if !evicted.is_empty() {
-                    self.candidates.clear();
+                    let all = self.mixtures.iter_mut().flatten();
+                    all.for_each(Mixture::forget_chosen);
                 }
                 return None;
             };
             freed += self.bytes_of(victim);
             evicted.push(victim);
         }
-        evicted.iter().for_each(|&id| self.evict(id));
+        for &gone in &evicted {
+            if let Some(mixture) = self.mixture_mut(gone.mixture) {
+                mixture.evict(gone);
+            }
+        }
+        self.n_bytes = self.n_bytes - freed + n_bytes;
+        self.n_held += n_bytes;
+        self.mixture_mut(id.mixture)?.begin(id);
         Some(evicted)
     }
 
-    /// What goes next, that is not among those that are chosen to go already.
-    fn next_victim(&mut self, closer_than: Option<f32>, chosen: &[ExpertId]) -> Option<ExpertId> {
-        for is_fresh in [false, true] {
-            if is_fresh {
-                self.find_candidates(chosen);
+    /// What goes next for this model, that is not among those that are chosen to go already.
+    fn next_victim(
+        &mut self,
+        mixture: u32,
+        sooner_than: Option<f32>,
+        chosen: &[ExpertId],
+    ) -> Option<ExpertId> {
+        let now = self.clock;
+        let of_each = self.mixtures.iter_mut().flatten().filter_map(|mixture| {
+            let id = mixture.last_needed(chosen)?;
+            Some((mixture.time_until(id, now), id))
+        });
+        let last = of_each.max_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        match (last, sooner_than) {
+            (Some((time, _)), Some(limit)) if time <= limit => None,
+            (Some((_, id)), _) => {
+                self.mixture_mut(id.mixture)?.choose_last();
+                Some(id)
             }
-            while let Some(id) = self.candidates.pop() {
-                if !self.may_go(id) {
-                    continue;
-                }
-                match closer_than {
-                    Some(distance) if self.distance(id) <= distance => {
-                        self.candidates.push(id);
-                        return None;
-                    }
-                    _ => return Some(id),
-                }
+            (None, Some(_)) => None,
+            // What this step will use after what is needed now, only for that; then what steps of
+            // others would use that do not wait, and may have been given up.
+            (None, None) => {
+                let own = self.mixture(mixture)?.last_unused(chosen);
+                own.or_else(|| {
+                    let others = self.mixtures.iter().flatten();
+                    let others = others.filter(|other| other.n_waiting == 0);
+                    others.filter_map(|other| other.last_unused(chosen)).max()
+                })
             }
-        }
-        // What this step will use after what is needed now, only for that.
-        let is_unused = |id: &ExpertId| self.slot(*id).is_some_and(|slot| slot.n_users == 0);
-        let rest = self.resident.iter().copied().filter(is_unused);
-        let rest = rest.filter(|id| closer_than.is_none() && !chosen.contains(id));
-        rest.max()
-    }
-
-    fn may_go(&self, id: ExpertId) -> bool {
-        self.slot(id).is_some_and(|slot| {
-            let is_resident = matches!(slot.place, Place::Resident { .. });
-            is_resident && slot.n_users == 0 && !slot.is_wanted
-        })
-    }
-
-    /// The candidates that are needed last, the last of all at the end.
-    fn find_candidates(&mut self, chosen: &[ExpertId]) {
-        let all = self.resident.iter().copied();
-        let mut all: Vec<_> = all
-            .filter(|id| self.may_go(*id) && !chosen.contains(id))
-            .map(|id| (self.distance(id), id))
-            .collect();
-        let order =
-            |a: &(f32, ExpertId), b: &(f32, ExpertId)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
-        if let Some(rest) = all.len().checked_sub(CANDIDATES).filter(|&rest| rest > 0) {
-            all.select_nth_unstable_by(rest, order);
-            all.drain(..rest);
-        }
-        all.sort_unstable_by(order);
-        self.candidates = all.into_iter().map(|(_, id)| id).collect();
-    }
-
-    fn evict(&mut self, id: ExpertId) {
-        let n_bytes = self.bytes_of(id);
-        let Some(slot) = self.slot_mut(id) else {
-            return;
-        };
-        let Place::Resident { at } = std::mem::take(&mut slot.place) else {
-            return;
-        };
-        self.n_bytes -= n_bytes;
-        self.resident.swap_remove(at);
-        if let Some(&moved) = self.resident.get(at)
-            && let Some(slot) = self.slot_mut(moved)
-        {
-            slot.place = Place::Resident { at };
         }
     }
 }

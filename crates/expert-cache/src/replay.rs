@@ -88,7 +88,7 @@ impl RouteTrace {
         if rule == ReplayRule::Value {
             let mut cache = ExpertCache::with_stacks(budget, &self.stacks);
             for step in &self.steps {
-                cache.routed(step.layer, &step.choices, step.n_rows);
+                cache.routed(0, step.layer, &step.choices, step.n_rows);
                 for id in self.uses(step) {
                     match cache.acquire(id) {
                         Acquisition::Ready => counts.n_hits += 1,
@@ -146,7 +146,12 @@ impl RouteTrace {
             let n_experts = s.n_experts;
             let chosen = step.choices.iter().map(|choice| choice.expert);
             let chosen = chosen.filter(move |&expert| expert < n_experts);
-            chosen.map(move |expert| ExpertId { stack, expert })
+            let id = move |expert| ExpertId {
+                mixture: 0,
+                stack,
+                expert,
+            };
+            chosen.map(id)
         };
         stacks.flat_map(of_stack).collect()
     }

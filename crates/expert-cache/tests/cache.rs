@@ -300,114 +300,208 @@ fn a_random_run_never_exceeds_the_budget_and_every_wait_ends() {
     println!("{decisions} decisions");
 }
 
-fn random_run(seed: u64, n_steps: usize) -> usize {
-    let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    (0..8).for_each(|_| {
-        numbers.next();
-    });
-    let stacks = random_stacks(&mut numbers);
-    let n_experts = stacks[0].n_experts;
-    let least = smallest_budget(&stacks);
-    let total: u64 = stacks
-        .iter()
-        .map(|s| s.n_bytes * u64::from(n_experts))
-        .sum();
-    let budget = least + numbers.below(1 + (total - least) as usize * 5 / 4) as u64;
-    let size = |id: ExpertId| stacks[id.stack as usize].n_bytes;
-    let mut cache = ExpertCache::with_stacks(budget, &stacks);
-    let (mut reading, mut there) = (BTreeSet::new(), BTreeSet::new());
-    let mut users: BTreeMap<ExpertId, u32> = BTreeMap::new();
-    let mut decisions = 0;
-    for _ in 0..n_steps {
-        let id = ExpertId {
-            stack: numbers.below(stacks.len()) as u32,
-            expert: numbers.below(n_experts as usize) as u32,
-        };
-        decisions += 1;
-        match numbers.below(8) {
-            0 | 1 => {
-                let n = 1 + numbers.below(n_experts as usize);
-                let chosen = numbers.draw(&vec![1.0; n_experts as usize], n);
-                let choices: Vec<_> = chosen
-                    .iter()
-                    .map(|&expert| Choice { expert, n_rows: 1 })
-                    .collect();
-                let routed = cache.routed(stacks[id.stack as usize].layer, &choices, 1);
-                assert!(routed.n_hits + routed.n_misses >= n as u64);
-            }
-            2..=4 => {
-                let is_ahead = numbers.below(3) == 0;
-                let (begun, evicted) = if is_ahead {
-                    match cache.foresee(id) {
-                        Some(evicted) => (true, evicted),
-                        None => (false, Vec::new()),
-                    }
-                } else {
-                    match cache.acquire(id) {
-                        Acquisition::Ready => {
-                            assert!(there.contains(&id));
-                            *users.entry(id).or_default() += 1;
-                            (false, Vec::new())
-                        }
-                        Acquisition::Reading => {
-                            assert!(reading.contains(&id));
-                            (false, Vec::new())
-                        }
-                        Acquisition::Read { evicted } => (true, evicted),
-                        Acquisition::NoRoom => {
-                            // A wait that ends: something is in use or being read.
-                            assert!(!users.is_empty() || !reading.is_empty());
-                            (false, Vec::new())
-                        }
-                    }
-                };
-                for gone in evicted {
-                    assert!(there.remove(&gone), "{gone:?} was not there");
-                    assert!(!users.contains_key(&gone), "{gone:?} is in use");
-                }
-                if begun {
-                    assert!(!there.contains(&id) && reading.insert(id), "{id:?} twice");
-                }
-            }
-            5 | 6 => {
-                if let Some(&ended) = reading.iter().nth(numbers.below(reading.len().max(1))) {
-                    reading.remove(&ended);
-                    let is_done = numbers.below(10) > 0;
-                    let end = if is_done {
-                        ReadEnd::Done
-                    } else {
-                        ReadEnd::Failed
-                    };
-                    cache.read_ended(ended, end);
-                    if is_done {
-                        there.insert(ended);
-                    }
-                }
-            }
-            _ => {
-                if let Some((&used, _)) = users.iter().nth(numbers.below(users.len().max(1))) {
-                    cache.release(used);
-                    let n = users.get_mut(&used).unwrap();
-                    *n -= 1;
-                    if *n == 0 {
-                        users.remove(&used);
-                    }
-                }
+/// One to three models, and what their callers hold.
+struct RandomRun {
+    numbers: Numbers,
+    cache: ExpertCache,
+    /// By their numbers.
+    models: Vec<Vec<Stack>>,
+    reading: BTreeSet<ExpertId>,
+    there: BTreeSet<ExpertId>,
+    users: BTreeMap<ExpertId, u32>,
+    waiting: BTreeSet<u32>,
+}
+
+impl RandomRun {
+    fn new(seed: u64) -> Self {
+        let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        (0..8).for_each(|_| {
+            numbers.next();
+        });
+        let n_models = 1 + numbers.below(3);
+        let models: Vec<_> = (0..n_models).map(|_| random_stacks(&mut numbers)).collect();
+        let least = models.iter().map(|stacks| smallest_budget(stacks)).max();
+        let total: u64 = models.iter().flatten().map(stack_bytes).sum();
+        let least = least.unwrap();
+        let budget = least + numbers.below(1 + (total - least) as usize * 5 / 4) as u64;
+        let mut cache = ExpertCache::new(budget);
+        for (number, stacks) in (0..).zip(&models) {
+            assert_eq!(cache.add_mixture(), number);
+            for &stack in stacks {
+                cache.add(number, stack);
             }
         }
-        let n_bytes: u64 = there.iter().chain(&reading).map(|&id| size(id)).sum();
-        assert_eq!(cache.n_bytes(), n_bytes);
+        Self {
+            numbers,
+            cache,
+            models,
+            reading: BTreeSet::new(),
+            there: BTreeSet::new(),
+            users: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+        }
+    }
+
+    fn size(&self, id: ExpertId) -> u64 {
+        self.models[id.mixture as usize][id.stack as usize].n_bytes
+    }
+
+    fn any_id(&mut self) -> ExpertId {
+        let mixture = self.numbers.below(self.models.len());
+        let stacks = &self.models[mixture];
+        let stack = self.numbers.below(stacks.len());
+        ExpertId {
+            mixture: mixture as u32,
+            stack: stack as u32,
+            expert: self.numbers.below(stacks[stack].n_experts as usize) as u32,
+        }
+    }
+
+    fn route(&mut self, id: ExpertId) {
+        let stack = self.models[id.mixture as usize][id.stack as usize];
+        let n_experts = stack.n_experts as usize;
+        let n = 1 + self.numbers.below(n_experts);
+        let chosen = self.numbers.draw(&vec![1.0; n_experts], n);
+        let choices = chosen.iter().map(|&expert| Choice { expert, n_rows: 1 });
+        let choices: Vec<_> = choices.collect();
+        let routed = self.cache.routed(id.mixture, stack.layer, &choices, 1);
+        assert!(routed.n_hits + routed.n_misses >= n as u64);
+    }
+
+    fn ask(&mut self, id: ExpertId) {
+        let is_ahead = self.numbers.below(3) == 0;
+        let (begun, evicted) = if is_ahead {
+            match self.cache.foresee(id) {
+                Some(evicted) => (true, evicted),
+                None => (false, Vec::new()),
+            }
+        } else {
+            match self.cache.acquire(id) {
+                Acquisition::Ready => {
+                    assert!(self.there.contains(&id));
+                    *self.users.entry(id).or_default() += 1;
+                    (false, Vec::new())
+                }
+                Acquisition::Reading => {
+                    assert!(self.reading.contains(&id));
+                    (false, Vec::new())
+                }
+                Acquisition::Read { evicted } => (true, evicted),
+                Acquisition::NoRoom => {
+                    // A wait that ends: something is in use or being read, or another model waits
+                    // that has something to give up.
+                    let others = self.there.iter().filter(|gone| gone.mixture != id.mixture);
+                    let mut waiting = others.filter(|gone| self.waiting.contains(&gone.mixture));
+                    let is_held = !self.users.is_empty() || !self.reading.is_empty();
+                    assert!(is_held || waiting.next().is_some());
+                    (false, Vec::new())
+                }
+            }
+        };
+        for gone in evicted {
+            assert!(self.there.remove(&gone), "{gone:?} was not there");
+            assert!(!self.users.contains_key(&gone), "{gone:?} is in use");
+        }
+        if begun {
+            let is_new = !self.there.contains(&id) && self.reading.insert(id);
+            assert!(is_new, "{id:?} twice");
+        }
+    }
+
+    fn end_read(&mut self) {
+        let at = self.numbers.below(self.reading.len().max(1));
+        let Some(&ended) = self.reading.iter().nth(at) else {
+            return;
+        };
+        self.reading.remove(&ended);
+        if self.numbers.below(10) > 0 {
+            self.cache.read_ended(ended, ReadEnd::Done);
+            self.there.insert(ended);
+        } else {
+            self.cache.read_ended(ended, ReadEnd::Failed);
+        }
+    }
+
+    fn release(&mut self) {
+        let at = self.numbers.below(self.users.len().max(1));
+        let Some((&used, _)) = self.users.iter().nth(at) else {
+            return;
+        };
+        self.cache.release(used);
+        let n = self.users.get_mut(&used).unwrap();
+        *n -= 1;
+        if *n == 0 {
+            self.users.remove(&used);
+        }
+    }
+
+    /// A model comes again after it left with what it had.
+    fn replace(&mut self, mixture: u32) {
+        self.cache.remove_mixture(mixture);
+        self.reading.retain(|id| id.mixture != mixture);
+        self.there.retain(|id| id.mixture != mixture);
+        self.users.retain(|id, _| id.mixture != mixture);
+        self.waiting.remove(&mixture);
+        self.check();
+        assert_eq!(self.cache.bytes_of_mixture(mixture), 0);
+        assert_eq!(self.cache.add_mixture(), mixture);
+        for &stack in &self.models[mixture as usize] {
+            self.cache.add(mixture, stack);
+        }
+    }
+
+    fn check(&self) {
+        let mut of_each = vec![0; self.models.len()];
+        for &id in self.there.iter().chain(&self.reading) {
+            of_each[id.mixture as usize] += self.size(id);
+        }
+        let n_bytes: u64 = of_each.iter().sum();
+        assert_eq!(self.cache.n_bytes(), n_bytes);
+        let budget = self.cache.budget();
         assert!(n_bytes <= budget, "{n_bytes} of {budget}");
+        for (mixture, n_bytes) in (0..).zip(of_each) {
+            assert_eq!(self.cache.bytes_of_mixture(mixture), n_bytes);
+        }
+    }
+}
+
+fn stack_bytes(stack: &Stack) -> u64 {
+    stack.n_bytes * u64::from(stack.n_experts)
+}
+
+fn random_run(seed: u64, n_steps: usize) -> usize {
+    let mut run = RandomRun::new(seed);
+    for _ in 0..n_steps {
+        let id = run.any_id();
+        match run.numbers.below(80) {
+            0..20 => run.route(id),
+            20..50 => run.ask(id),
+            50..68 => run.end_read(),
+            68..74 => run.release(),
+            74..79 => {
+                if run.waiting.insert(id.mixture) {
+                    run.cache.wait_begins(id.mixture);
+                } else {
+                    run.waiting.remove(&id.mixture);
+                    run.cache.wait_ends(id.mixture);
+                }
+            }
+            _ => run.replace(id.mixture),
+        }
+        run.check();
     }
     // Once nothing is in use or being read, everything can be had.
-    for &id in &reading {
-        cache.read_ended(id, ReadEnd::Failed);
+    for &id in &run.reading {
+        run.cache.read_ended(id, ReadEnd::Failed);
     }
-    for (&id, &n) in &users {
-        (0..n).for_each(|_| cache.release(id));
+    for (&id, &n) in &run.users {
+        (0..n).for_each(|_| run.cache.release(id));
     }
-    everything_can_be_had(&mut cache, &stacks);
-    decisions
+    run.waiting.iter().for_each(|&m| run.cache.wait_ends(m));
+    for (mixture, stacks) in (0..).zip(&run.models) {
+        everything_can_be_had(&mut run.cache, mixture, stacks);
+    }
+    n_steps
 }
 
 /// One to four layers of one to three stacks each, which have one to twelve experts.
@@ -428,10 +522,21 @@ fn random_stacks(numbers: &mut Numbers) -> Vec<Stack> {
     stacks
 }
 
-fn everything_can_be_had(cache: &mut ExpertCache, stacks: &[Stack]) {
+fn id(stack: u32, expert: u32) -> ExpertId {
+    ExpertId {
+        mixture: 0,
+        stack,
+        expert,
+    }
+}
+
+fn everything_can_be_had(cache: &mut ExpertCache, mixture: u32, stacks: &[Stack]) {
     for stack in 0..stacks.len() as u32 {
         for expert in 0..stacks[0].n_experts {
-            let id = ExpertId { stack, expert };
+            let id = ExpertId {
+                mixture,
+                ..id(stack, expert)
+            };
             match cache.acquire(id) {
                 Acquisition::Ready => {}
                 Acquisition::Read { .. } => {
@@ -455,13 +560,12 @@ fn what_is_read_ahead_displaces_nothing_that_is_nearer() {
         })
         .collect();
     let mut cache = ExpertCache::with_stacks(40, &stacks);
-    let id = |stack, expert| ExpertId { stack, expert };
     let choice = |expert| Choice { expert, n_rows: 1 };
     // Experts 0 and 1 of both layers, always.
     for _ in 0..20 {
         for layer in 0..2 {
-            cache.routed(layer, &[choice(0), choice(1)], 1);
-            assert_eq!(cache.layer_after(layer), 1 - layer);
+            cache.routed(0, layer, &[choice(0), choice(1)], 1);
+            assert_eq!(cache.layer_after(0, layer), 1 - layer);
             for expert in 0..2 {
                 if let Acquisition::Read { .. } = cache.acquire(id(layer, expert)) {
                     cache.read_ended(id(layer, expert), ReadEnd::Done);
@@ -473,13 +577,13 @@ fn what_is_read_ahead_displaces_nothing_that_is_nearer() {
     }
     assert_eq!(cache.n_bytes(), 40);
     // Nothing that the router hardly chooses is worth a favourite.
-    assert_eq!(cache.likely(0), []);
+    assert_eq!(cache.likely(0, 0), []);
     assert_eq!(cache.foresee(id(0, 2)), None);
     assert_eq!(cache.foresee(id(0, 0)), None);
     // A choice is: its place is that of what is needed last.
-    let routed = cache.routed(0, &[choice(0), choice(3)], 1);
+    let routed = cache.routed(0, 0, &[choice(0), choice(3)], 1);
     assert_eq!((routed.n_hits, routed.n_misses), (1, 1));
-    assert_eq!(cache.wanted(0), [id(0, 3)]);
+    assert_eq!(cache.wanted(0, 0), [id(0, 3)]);
     assert_eq!(cache.foresee(id(0, 3)), Some(vec![id(0, 1)]));
     assert_eq!(cache.acquire(id(0, 3)), Acquisition::Reading);
     cache.read_ended(id(0, 3), ReadEnd::Done);
@@ -490,8 +594,83 @@ fn what_is_read_ahead_displaces_nothing_that_is_nearer() {
     }
     assert_eq!(cache.acquire(id(1, 2)), Acquisition::NoRoom);
     assert_eq!(cache.acquire(id(9, 0)), Acquisition::NoRoom);
-    assert_eq!(cache.likely(0), [id(0, 1)]);
+    assert_eq!(cache.likely(0, 0), [id(0, 1)]);
     cache.release(id(1, 1));
     let evicted = vec![id(1, 1)];
     assert_eq!(cache.acquire(id(1, 2)), Acquisition::Read { evicted });
+}
+
+/// Two models that choose alike share the memory by how often they compute; one that computes no
+/// more gives up all that the other one needs.
+#[test]
+fn the_model_that_is_used_less_gives() {
+    let stacks: Vec<_> = (0..4)
+        .map(|layer| Stack {
+            layer,
+            n_experts: 16,
+            n_bytes: 10,
+        })
+        .collect();
+    let total: u64 = stacks.iter().map(stack_bytes).sum();
+    let mut cache = ExpertCache::new(total);
+    let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+    let weights: Vec<f64> = (1..=16).map(|rank| 1.0 / f64::from(rank)).collect();
+    let models = [cache.add_mixture(), cache.add_mixture()];
+    for mixture in models {
+        stacks.iter().for_each(|&stack| {
+            cache.add(mixture, stack);
+        });
+    }
+    let mut step = |cache: &mut ExpertCache, mixture| {
+        for layer in 0..4 {
+            let chosen = numbers.draw(&weights, 3);
+            let choices = chosen.iter().map(|&expert| Choice { expert, n_rows: 1 });
+            cache.routed(mixture, layer, &choices.collect::<Vec<_>>(), 1);
+            for expert in chosen {
+                let id = ExpertId {
+                    mixture,
+                    ..id(layer, expert)
+                };
+                if let Acquisition::Read { .. } = cache.acquire(id) {
+                    cache.read_ended(id, ReadEnd::Done);
+                    assert_eq!(cache.acquire(id), Acquisition::Ready);
+                }
+                cache.release(id);
+                assert!(cache.n_bytes() <= cache.budget());
+            }
+        }
+    };
+    let mut share = |cache: &mut ExpertCache, every: usize| {
+        let mut sum = 0;
+        for n in 0..600 {
+            step(cache, 0);
+            if n % every == 0 {
+                step(cache, 1);
+            }
+            if n >= 300 {
+                sum += cache.bytes_of_mixture(1);
+            }
+        }
+        sum as f64 / 300.0 / total as f64
+    };
+    let equal = share(&mut cache, 1);
+    assert!((0.4..0.6).contains(&equal), "{equal}");
+    let fewer = share(&mut cache, 8);
+    assert!((0.1..0.4).contains(&fewer), "{fewer}");
+    let hardly = share(&mut cache, 100);
+    assert!(hardly < 0.15, "{hardly}");
+    for _ in 0..3000 {
+        step(&mut cache, 0);
+    }
+    assert_eq!(cache.bytes_of_mixture(0), total);
+    assert_eq!(cache.bytes_of_mixture(1), 0);
+    let hits = cache
+        .states(0)
+        .concat()
+        .iter()
+        .map(|e| e.counts.n_hits)
+        .sum::<u64>();
+    assert!(hits > 3000 * 12, "{hits}");
+    cache.remove_mixture(0);
+    assert_eq!((cache.n_bytes(), cache.states(0).len()), (0, 0));
 }

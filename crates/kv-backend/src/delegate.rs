@@ -41,9 +41,9 @@ macro_rules! delegate {
             $crate::Backend::memory(&self.inner)
         }
     };
-    (@method expert_use) => {
-        fn expert_use(&self) -> Option<$crate::ExpertUse> {
-            $crate::Backend::expert_use(&self.inner)
+    (@method expert_meter) => {
+        fn expert_meter(&self) -> Option<std::sync::Arc<$crate::ExpertMeter>> {
+            $crate::Backend::expert_meter(&self.inner)
         }
     };
     (@method prefers_candidates) => {

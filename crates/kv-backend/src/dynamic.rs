@@ -14,7 +14,7 @@ use kv_graph::rope::LayerRope;
 use kv_graph::weights::WeightSource;
 
 use crate::{
-    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, ExpertUse, OnProgress, RowKind,
+    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, ExpertMeter, OnProgress, RowKind,
     RowSpan, RowStorage,
 };
 use crate::{GraphInputs, GraphOutputs};
@@ -29,7 +29,7 @@ type DynResult = Result<(), BackendError>;
 pub trait DynBackend: Send + Sync + 'static {
     fn dyn_info(&self) -> BackendInfo;
     fn dyn_memory(&self) -> Option<DeviceMemory>;
-    fn dyn_expert_use(&self) -> Option<ExpertUse>;
+    fn dyn_expert_meter(&self) -> Option<Arc<ExpertMeter>>;
     fn dyn_prefers_candidates(&self) -> bool;
     fn dyn_program_capacities(&self) -> &'static [usize];
     fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> DynResult;
@@ -86,8 +86,8 @@ impl<B: Backend> DynBackend for B {
         self.memory()
     }
 
-    fn dyn_expert_use(&self) -> Option<ExpertUse> {
-        self.expert_use()
+    fn dyn_expert_meter(&self) -> Option<Arc<ExpertMeter>> {
+        self.expert_meter()
     }
 
     fn dyn_prefers_candidates(&self) -> bool {
@@ -217,8 +217,8 @@ impl Backend for BoxedBackend {
         self.0.dyn_memory()
     }
 
-    fn expert_use(&self) -> Option<ExpertUse> {
-        self.0.dyn_expert_use()
+    fn expert_meter(&self) -> Option<Arc<ExpertMeter>> {
+        self.0.dyn_expert_meter()
     }
 
     fn prefers_candidates(&self) -> bool {

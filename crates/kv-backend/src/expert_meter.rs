@@ -13,7 +13,7 @@ use serde::Serialize;
 /// What was counted so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ExpertUse {
-    /// The most bytes that experts may take in memory.
+    /// The most bytes that experts may take in memory: those of all models that share it.
     pub budget: u64,
     /// Bytes that they take, or will as soon as their reads end.
     pub resident: u64,
@@ -42,6 +42,25 @@ impl ExpertUse {
     }
 }
 
+/// An expert of a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertCell {
+    /// Its matrices that are in memory.
+    pub resident: u32,
+    /// All of its matrices.
+    pub matrices: u32,
+    /// Steps in which its router chose it.
+    pub uses: u64,
+    /// Those of them at which all its matrices were in memory, or being read.
+    pub hits: u64,
+}
+
+/// The experts of each layer that has any.
+pub type ExpertMap = Vec<Vec<ExpertCell>>;
+
+/// What tells of each expert, as long as there are any.
+type MapSource = Box<dyn Fn() -> Option<ExpertMap> + Send + Sync>;
+
 /// Counts what all backends that were given it do with experts.
 #[derive(Default)]
 pub struct ExpertMeter {
@@ -54,6 +73,7 @@ pub struct ExpertMeter {
     waited: AtomicU64,
     /// Where what routers choose is written down.
     log: Mutex<Option<Box<dyn Write + Send>>>,
+    map: Mutex<Option<MapSource>>,
 }
 
 impl ExpertMeter {
@@ -77,6 +97,17 @@ impl ExpertMeter {
             read: of(&self.read),
             waited_ns: of(&self.waited),
         }
+    }
+
+    /// Takes what tells of each expert: of the last model that came.
+    pub fn set_map(&self, source: Box<dyn Fn() -> Option<ExpertMap> + Send + Sync>) {
+        *self.map.lock().unwrap_or_else(PoisonError::into_inner) = Some(source);
+    }
+
+    /// Each expert of each layer; `None` where no model reads them as they are needed.
+    pub fn map(&self) -> Option<ExpertMap> {
+        let source = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        source.as_ref()?()
     }
 
     /// Adds the budget of a model, and the bytes of all its experts.

@@ -41,7 +41,7 @@ pub use custom::{
 };
 pub use dynamic::{BoxedBackend, DynBackend};
 pub use error::{BackendError, expect_len};
-pub use expert_meter::{ExpertMeter, ExpertUse};
+pub use expert_meter::{ExpertCell, ExpertMap, ExpertMeter, ExpertUse};
 pub use inputs::{GraphInputs, GraphOutputs};
 pub use profile::{Profile, Profiler, StepKind, StepTime};
 pub use progress::{LoadProgress, OnProgress, RunProgress};
@@ -96,9 +96,9 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// What reading experts of mixtures as they are needed took so far; `None` where all weights
-    /// are held.
-    fn expert_use(&self) -> Option<ExpertUse> {
+    /// What counts the reads of experts of mixtures that are read as they are needed; `None` where
+    /// all weights are held.
+    fn expert_meter(&self) -> Option<Arc<ExpertMeter>> {
         None
     }
 

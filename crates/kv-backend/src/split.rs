@@ -17,7 +17,7 @@ use kv_graph::{Graph, GraphError, GraphShape, SplitOutput, SplitPoint};
 use crate::copy::check_copies;
 use crate::shift::check_shifts;
 use crate::{
-    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, ExpertUse, OnProgress, RowKind,
+    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, ExpertMeter, OnProgress, RowKind,
     RowSpan, RowStorage, check_run,
 };
 use crate::{GraphInputs, GraphOutputs};
@@ -159,8 +159,8 @@ impl<A: Backend, B: Backend> Backend for Split<A, B> {
     }
 
     /// That of the first, which has the layers of the host.
-    fn expert_use(&self) -> Option<ExpertUse> {
-        self.first.expert_use()
+    fn expert_meter(&self) -> Option<Arc<ExpertMeter>> {
+        self.first.expert_meter()
     }
 
     fn prefers_candidates(&self) -> bool {

@@ -4,8 +4,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use kv_backend::{
-    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, ExpertMeter, ExpertUse,
-    OnProgress, Profile, RowKind, RowSpan, RowStorage, check_state_types,
+    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, ExpertMeter, OnProgress, Profile,
+    RowKind, RowSpan, RowStorage, check_state_types,
 };
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
@@ -14,7 +14,7 @@ use kv_core::{KvType, LayerIdx, StateType};
 use kv_graph::Graph;
 use kv_graph::weights::WeightSource;
 
-use crate::expert_store::ExpertOptions;
+use crate::expert_store::ExpertMemory;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::machine;
@@ -42,9 +42,6 @@ pub struct CpuConfig {
     pub activations: ActivationChoice,
     /// The choice to pack weights when a graph is compiled that multiplies with them.
     pub repack: RepackChoice,
-    /// The most bytes that the experts of a model's mixtures take in memory, where they are read
-    /// from the model's file as they are needed; all are held where not given.
-    pub expert_bytes: Option<u64>,
 }
 
 /// The memory that [`CpuBackend::plan_memory`] expects, in bytes.
@@ -66,7 +63,7 @@ pub struct CpuMemoryPlan {
 pub struct CpuExpertPlan {
     /// All of them.
     pub total: usize,
-    /// Those that are held within [`CpuConfig::expert_bytes`]; a part of
+    /// Those that are held within [`ExpertMemory::budget`]; a part of
     /// [`CpuMemoryPlan::packed`].
     pub held: usize,
     /// The largest matrix of one: the least that works.
@@ -81,7 +78,7 @@ pub struct CpuBackend {
     team: Team,
     activations: ActivationChoice,
     repack: RepackChoice,
-    expert_bytes: Option<u64>,
+    experts: Option<ExpertMemory>,
     expert_meter: Arc<ExpertMeter>,
     custom: CustomOps,
     profile: Option<Arc<Profile>>,
@@ -110,7 +107,7 @@ impl CpuBackend {
             team,
             activations: config.activations,
             repack: config.repack,
-            expert_bytes: config.expert_bytes,
+            experts: None,
             expert_meter: Arc::default(),
             custom: CustomOps::new(),
             profile: None,
@@ -124,7 +121,16 @@ impl CpuBackend {
         self
     }
 
-    /// The same, with a meter of what reading experts takes: see [`CpuConfig::expert_bytes`].
+    /// The same, with memory for the experts of mixtures, which are read from their model's file as
+    /// they are needed; without, all are held. Backends of other models may have the same.
+    #[must_use]
+    pub fn with_expert_memory(mut self, memory: ExpertMemory) -> Self {
+        self.experts = Some(memory);
+        self
+    }
+
+    /// The same, with a meter of what reading experts takes: see
+    /// [`CpuBackend::with_expert_memory`].
     #[must_use]
     pub fn with_expert_meter(mut self, meter: Arc<ExpertMeter>) -> Self {
         self.expert_meter = meter;
@@ -154,7 +160,7 @@ impl CpuBackend {
             packed: packing.packed,
             replaced: packing.replaced,
             programs,
-            experts: self.expert_bytes.map(|_| packing.experts),
+            experts: self.experts.as_ref().map(|_| packing.experts),
         })
     }
 
@@ -186,8 +192,9 @@ impl Backend for CpuBackend {
         DeviceMemory::of_host()
     }
 
-    fn expert_use(&self) -> Option<ExpertUse> {
-        self.expert_bytes.map(|_| self.expert_meter.get())
+    fn expert_meter(&self) -> Option<Arc<ExpertMeter>> {
+        let memory = self.experts.as_ref();
+        memory.map(|_| Arc::clone(&self.expert_meter))
     }
 
     fn program_capacities(&self) -> &'static [usize] {
@@ -226,10 +233,8 @@ impl Backend for CpuBackend {
             repack: self.repack,
             custom: self.custom.clone(),
             on_progress,
-            experts: self.expert_bytes.map(|budget| ExpertOptions {
-                budget,
-                meter: Arc::clone(&self.expert_meter),
-            }),
+            experts: self.experts.clone(),
+            expert_meter: Arc::clone(&self.expert_meter),
         };
         Ok(CpuWeights::new(source, self.kernels, options))
     }

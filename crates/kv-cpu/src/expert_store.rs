@@ -1,135 +1,66 @@
-//! [`ExpertStore`]: the experts of mixtures within a budget of memory, read from the model's file
-//! by threads of their own.
+//! [`ExpertStore`]: the experts of a model within the [`ExpertMemory`] of its process.
 //!
 //! A step tells what a router chose, takes the matrices that are there, computes with
-//! them while others are read, and returns them. Which experts stay is [`ExpertCache`]'s to decide.
+//! them while others are read, and returns them. Which experts stay is
+//! [`ExpertCache`](expert_cache::ExpertCache)'s to decide.
 //!
 //! Invariant: a matrix that was taken does not change until it is returned; a read that fails ends
 //! one step, and nothing else. Knows neither graphs nor rows.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+mod memory;
+
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use expert_cache::{
-    Acquisition, Choice, ExpertCache, ExpertId, ReadEnd, RouteStep, RouteTrace, Stack,
-    smallest_budget,
+    Acquisition, Choice, ExpertId, ExpertState, RouteStep, RouteTrace, Stack, smallest_budget,
 };
-use kv_backend::{BackendError, ExpertMeter};
-use memmap2::MmapMut;
+use kv_backend::{BackendError, ExpertCell, ExpertMap, ExpertMeter};
 
-use crate::machine;
-use crate::repack::{ExpertLayout, FileCache, PackedRows, RowReader};
-
-/// Threads that read. Disks answer several requests faster than one after the other.
-const N_READERS: usize = 4;
-
-/// The most reads under way while reads ahead of need are begun.
-const MAX_AHEAD: usize = 2 * N_READERS;
+pub use self::memory::ExpertMemory;
+use self::memory::{SharedStore, State, StoredModel};
+use crate::repack::{ExpertLayout, PackedRows};
 
 /// The time between two looks whether a run that waits was cancelled.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How experts are held in memory.
-#[derive(Clone, Debug)]
-pub(crate) struct ExpertOptions {
-    /// The most bytes.
-    pub(crate) budget: u64,
-    /// Counts hits and reads.
-    pub(crate) meter: Arc<ExpertMeter>,
-}
-
-/// An expert that is to be read.
-struct Job {
-    id: ExpertId,
-    layout: Arc<ExpertLayout>,
-    /// Memory of the right size, where another expert left it.
-    memory: Option<MmapMut>,
-}
-
-struct State {
-    cache: ExpertCache,
-    /// By the numbers that the cache has for them.
-    stacks: Vec<(Stack, Arc<ExpertLayout>)>,
-    by_name: HashMap<String, u32>,
-    loaded: HashMap<ExpertId, PackedRows>,
-    /// Reads, those first that somebody waits for.
-    queue: VecDeque<Job>,
-    /// Reads that are queued or under way.
-    n_reading: usize,
-    /// What this step will use, in its order, and was absent when it began.
-    ahead: VecDeque<ExpertId>,
-    /// What the next layer will use, likely.
-    likely: VecDeque<ExpertId>,
-    failed: HashMap<ExpertId, BackendError>,
-    /// The system's cache of files, for what is read.
-    cache_of_files: FileCache,
-    is_closed: bool,
-}
-
-struct SharedStore {
-    state: Mutex<State>,
-    /// For readers: there is something to read.
-    queued: Condvar,
-    /// For steps: a read has ended, or a matrix was returned.
-    changed: Condvar,
-    options: ExpertOptions,
-}
-
 /// The experts of a model.
 pub(crate) struct ExpertStore {
+    memory: ExpertMemory,
     shared: Arc<SharedStore>,
-    threads: Vec<JoinHandle<()>>,
+    /// Its number.
+    mixture: u32,
+    /// Its map locks the store, so it is set while the store is not locked.
+    meter: Arc<ExpertMeter>,
 }
 
 /// An expert's number with its rows, taken from a store.
 pub(crate) type TakenExpert = (usize, PackedRows);
 
 impl ExpertStore {
-    /// Starts the threads.
+    /// A model without weights yet, whose use of the memory the meter counts.
     ///
     /// # Errors
-    /// [`BackendError::Device`] where one cannot be started.
-    pub(crate) fn new(options: ExpertOptions) -> Result<Self, BackendError> {
-        let state = State {
-            cache: ExpertCache::new(options.budget),
-            stacks: Vec::new(),
-            by_name: HashMap::new(),
-            loaded: HashMap::new(),
-            queue: VecDeque::new(),
-            n_reading: 0,
-            ahead: VecDeque::new(),
-            likely: VecDeque::new(),
-            failed: HashMap::new(),
-            cache_of_files: FileCache::Used,
-            is_closed: false,
-        };
-        let mut store = Self {
-            shared: Arc::new(SharedStore {
-                state: Mutex::new(state),
-                queued: Condvar::new(),
-                changed: Condvar::new(),
-                options,
-            }),
-            threads: Vec::new(),
-        };
-        for at in 0..N_READERS {
-            let shared = Arc::clone(&store.shared);
-            let thread = thread::Builder::new()
-                .name(format!("cellar-experts-{at}"))
-                .spawn(move || shared.read_all());
-            store.threads.push(thread.map_err(|e| BackendError::Device {
-                backend: "cpu",
-                reason: format!("a thread that reads experts could not be started: {e}"),
-            })?);
-        }
-        Ok(store)
+    /// [`BackendError::Device`] where a thread cannot be started.
+    pub(crate) fn new(memory: ExpertMemory, meter: Arc<ExpertMeter>) -> Result<Self, BackendError> {
+        let shared = memory.open()?;
+        let mut state = shared.lock();
+        let mixture = state.cache.add_mixture();
+        let model = StoredModel::new(Arc::clone(&meter));
+        state.models.insert(mixture, model);
+        drop(state);
+        Ok(Self {
+            memory,
+            shared,
+            mixture,
+            meter,
+        })
     }
 
     /// The number of a weight's experts; `None` where it is not one of these.
     pub(crate) fn stack(&self, name: &str) -> Option<u32> {
-        self.shared.lock().by_name.get(name).copied()
+        let state = self.shared.lock();
+        state.models.get(&self.mixture)?.by_name.get(name).copied()
     }
 
     /// Takes the weights of layers, in the order in which a step uses them; those of one layer have
@@ -138,13 +69,17 @@ impl ExpertStore {
     /// # Errors
     /// [`BackendError::Input`] where one of them is in no file, or larger than the budget.
     pub(crate) fn add(&self, layers: Vec<Vec<ExpertLayout>>) -> Result<(), BackendError> {
-        let budget = self.shared.options.budget;
-        let mut state = self.shared.lock();
+        let budget = self.shared.budget;
+        let mut guard = self.shared.lock();
+        let State { cache, models, .. } = &mut *guard;
+        let Some(model) = models.get_mut(&self.mixture) else {
+            return Ok(());
+        };
         let mut taken = Vec::new();
-        let n_layers = state.stacks.iter().map(|(s, _)| s.layer + 1).max();
+        let n_layers = model.stacks.iter().map(|(s, _)| s.layer + 1).max();
         for (layer, layouts) in (n_layers.unwrap_or(0)..).zip(layers) {
             for layout in layouts {
-                if state.by_name.contains_key(layout.name()) {
+                if model.by_name.contains_key(layout.name()) {
                     continue;
                 }
                 if !layout.is_in_file() {
@@ -174,22 +109,22 @@ impl ExpertStore {
         }
         let total = |s: &Stack| s.n_bytes * u64::from(s.n_experts);
         let total: u64 = stacks.iter().map(total).sum();
-        let is_first = state.stacks.is_empty();
-        self.shared
-            .options
-            .meter
-            .add_model(if is_first { budget } else { 0 }, total);
+        let is_first = model.stacks.is_empty();
+        let meter = &model.meter;
+        meter.add_model(if is_first { budget } else { 0 }, total);
         for (stack, layout) in taken {
-            let number = state.cache.add(stack);
-            state.by_name.insert(layout.name().to_owned(), number);
-            state.stacks.push((stack, layout));
+            let number = cache.add(self.mixture, stack);
+            model.by_name.insert(layout.name().to_owned(), number);
+            model.stacks.push((stack, layout));
         }
-        state.cache_of_files = cache_for(&state.stacks, budget);
-        let stacks: Vec<_> = state.stacks.iter().map(|(stack, _)| *stack).collect();
-        self.shared
-            .options
-            .meter
-            .log(|| RouteTrace::stacks_line(&stacks, budget));
+        let stacks: Vec<_> = model.stacks.iter().map(|(stack, _)| *stack).collect();
+        meter.log(|| RouteTrace::stacks_line(&stacks, budget));
+        guard.choose_file_cache();
+        drop(guard);
+        if is_first {
+            let shared = Arc::downgrade(&self.shared);
+            self.meter.set_map(map_source(shared, self.mixture));
+        }
         Ok(())
     }
 
@@ -197,24 +132,27 @@ impl ExpertStore {
     /// stack, and begins to read what is absent.
     pub(crate) fn routed(&self, stack: u32, choices: &[Choice], n_rows: u32) {
         let mut guard = self.shared.lock();
-        let state = &mut *guard;
-        let Some(layer) = state.layer_that_begins_with(stack) else {
+        let State { cache, models, .. } = &mut *guard;
+        let Some(model) = models.get_mut(&self.mixture) else {
             return;
         };
-        let meter = &self.shared.options.meter;
+        let Some(layer) = model.layer_that_begins_with(stack) else {
+            return;
+        };
+        let meter = &model.meter;
         meter.log(|| RouteStep::line(layer, choices, n_rows));
-        let routed = state.cache.routed(layer, choices, n_rows);
+        let routed = cache.routed(self.mixture, layer, choices, n_rows);
         meter.add_uses(routed.n_hits, routed.n_misses);
-        state.failed.clear();
-        state.ahead = state.cache.wanted(layer).into();
-        state.likely.clear();
+        model.failed.clear();
+        model.ahead = cache.wanted(self.mixture, layer).into();
+        model.likely.clear();
         // A prompt uses almost all: what is read for the next layer would go before it is used.
-        let n_experts = state.stacks.get(stack as usize).map(|(s, _)| s.n_experts);
+        let n_experts = model.stacks.get(stack as usize).map(|(s, _)| s.n_experts);
         if choices.len() * 2 <= n_experts.unwrap_or(0) as usize {
-            let next = state.cache.layer_after(layer);
-            state.likely.extend(state.cache.likely(next));
+            let next = cache.layer_after(self.mixture, layer);
+            model.likely.extend(cache.likely(self.mixture, next));
         }
-        self.shared.read_ahead(state);
+        self.shared.read_ahead(&mut guard);
     }
 
     /// Takes those of a stack's experts that are in memory and removes them from `missing`; waits
@@ -230,117 +168,41 @@ impl ExpertStore {
     ) -> Result<Vec<TakenExpert>, BackendError> {
         let mut state = self.shared.lock();
         let mut waited = None;
-        loop {
-            let found = self.shared.take_ready(&mut state, stack, missing);
+        let found = loop {
+            let found = self.take_ready(&mut state, stack, missing);
             if !matches!(&found, Ok(taken) if taken.is_empty()) || missing.is_empty() {
-                if let Some(since) = waited {
-                    let since: Instant = since;
-                    self.shared.options.meter.add_wait(since.elapsed());
-                }
-                return found;
+                break found;
             }
-            waited.get_or_insert_with(Instant::now);
+            if waited.is_none() {
+                state.cache.wait_begins(self.mixture);
+                waited = Some(Instant::now());
+            }
             let woken = self.shared.changed.wait_timeout(state, LOOK);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
-            check()?;
+            if let Err(error) = check() {
+                break Err(error);
+            }
+        };
+        if let Some(since) = waited {
+            state.cache.wait_ends(self.mixture);
+            if let Some(model) = state.models.get(&self.mixture) {
+                model.meter.add_wait(since.elapsed());
+            }
+            // Others may have what this one needs no more.
+            self.shared.changed.notify_all();
         }
+        found
     }
 
     /// Returns experts that were taken.
     pub(crate) fn release(&self, stack: u32, experts: &[usize]) {
         let mut guard = self.shared.lock();
-        let state = &mut *guard;
         for &expert in experts {
-            state.cache.release(id_of(stack, expert));
+            guard.cache.release(self.id_of(stack, expert));
         }
-        self.shared.read_ahead(state);
+        self.shared.read_ahead(&mut guard);
         drop(guard);
         self.shared.changed.notify_all();
-    }
-}
-
-impl Drop for ExpertStore {
-    fn drop(&mut self) {
-        {
-            let mut state = self.shared.lock();
-            state.is_closed = true;
-            state.queue.clear();
-            let resident = state.cache.n_bytes();
-            self.shared.options.meter.change_resident(resident, 0);
-        }
-        self.shared.queued.notify_all();
-        for thread in self.threads.drain(..) {
-            // A reader does not panic; if it did, there is nothing left to do for it.
-            let _ended = thread.join();
-        }
-    }
-}
-
-impl std::fmt::Debug for ExpertStore {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let state = self.shared.lock();
-        let (n_stacks, n_bytes) = (state.stacks.len(), state.cache.n_bytes());
-        let budget = self.shared.options.budget;
-        write!(
-            f,
-            "ExpertStore({n_stacks} stacks, {n_bytes} of {budget} bytes)"
-        )
-    }
-}
-
-impl State {
-    fn layer_that_begins_with(&self, stack: u32) -> Option<u32> {
-        let at = stack as usize;
-        let layer = self.stacks.get(at)?.0.layer;
-        let before = at.checked_sub(1).and_then(|at| self.stacks.get(at));
-        before
-            .is_none_or(|(before, _)| before.layer != layer)
-            .then_some(layer)
-    }
-
-    /// What is read next though nobody waits for it, and what goes for it. In the order of the
-    /// step: what is used later never takes the room of what is used before.
-    fn next_ahead(&mut self) -> Option<(ExpertId, Vec<ExpertId>)> {
-        while let Some(&id) = self.ahead.front() {
-            if self.cache.needs(id) {
-                let evicted = self.cache.foresee(id)?;
-                self.ahead.pop_front();
-                return Some((id, evicted));
-            }
-            // It was read, and used perhaps.
-            self.ahead.pop_front();
-        }
-        while let Some(id) = self.likely.pop_front() {
-            if let Some(evicted) = self.cache.foresee(id) {
-                return Some((id, evicted));
-            }
-        }
-        None
-    }
-
-    /// Queues a read into the place of others.
-    fn begin(&mut self, id: ExpertId, evicted: &[ExpertId]) -> Option<Job> {
-        let (stack, layout) = self.stacks.get(id.stack as usize)?;
-        let mut memory = None;
-        for gone in evicted {
-            let rows = self.loaded.remove(gone);
-            let left = rows.and_then(PackedRows::into_memory);
-            let fits = |left: &MmapMut| left.len() as u64 == stack.n_bytes;
-            memory = memory.or(left.filter(fits));
-        }
-        self.n_reading += 1;
-        self.failed.remove(&id);
-        Some(Job {
-            id,
-            layout: Arc::clone(layout),
-            memory,
-        })
-    }
-}
-
-impl SharedStore {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What of `missing` is there. Begins to read what is not.
@@ -350,32 +212,34 @@ impl SharedStore {
         stack: u32,
         missing: &mut Vec<usize>,
     ) -> Result<Vec<TakenExpert>, BackendError> {
-        let failed = missing.iter().map(|&expert| id_of(stack, expert));
-        let failed = failed.filter(|id| state.failed.contains_key(id)).min();
-        if let Some(error) = failed.and_then(|id| state.failed.remove(&id)) {
+        let State { cache, models, .. } = &mut *state;
+        let Some(model) = models.get_mut(&self.mixture) else {
+            return Ok(Vec::new());
+        };
+        let failed = missing.iter().map(|&expert| self.id_of(stack, expert));
+        let failed = failed.filter(|id| model.failed.contains_key(id)).min();
+        if let Some(error) = failed.and_then(|id| model.failed.remove(&id)) {
             return Err(error);
         }
         // Before others are read, so that those do not take their places.
         let mut taken = Vec::new();
         missing.retain(|&expert| {
-            let id = id_of(stack, expert);
-            let Some(rows) = state.loaded.get(&id) else {
+            let id = self.id_of(stack, expert);
+            let Some(rows) = model.loaded.get(&id) else {
                 return true;
             };
-            if state.cache.acquire(id) != Acquisition::Ready {
+            if cache.acquire(id) != Acquisition::Ready {
                 return true;
             }
             taken.push((expert, rows.clone()));
             false
         });
-        let before = state.cache.n_bytes();
         for &expert in missing.iter() {
-            let id = id_of(stack, expert);
+            let id = self.id_of(stack, expert);
             match state.cache.acquire(id) {
                 Acquisition::Read { evicted } => {
-                    let job = state.begin(id, &evicted);
-                    state.queue.extend(job);
-                    self.queued.notify_one();
+                    state.begin(id, &evicted);
+                    self.shared.queued.notify_one();
                 }
                 // It is at the end of the queue if nobody waited for it before.
                 Acquisition::Reading => {
@@ -388,97 +252,83 @@ impl SharedStore {
                 Acquisition::Ready => state.cache.release(id),
             }
         }
-        let now = state.cache.n_bytes();
-        self.options.meter.change_resident(before, now);
+        state.meter();
         Ok(taken)
     }
 
-    /// Begins reads that nobody waits for, while few are under way.
-    fn read_ahead(&self, state: &mut State) {
-        let before = state.cache.n_bytes();
-        while state.n_reading < MAX_AHEAD
-            && let Some((id, evicted)) = state.next_ahead()
-        {
-            let job = state.begin(id, &evicted);
-            state.queue.extend(job);
-            self.queued.notify_one();
+    fn id_of(&self, stack: u32, expert: usize) -> ExpertId {
+        ExpertId {
+            mixture: self.mixture,
+            stack,
+            expert: u32::try_from(expert).unwrap_or(u32::MAX),
         }
-        let now = state.cache.n_bytes();
-        self.options.meter.change_resident(before, now);
-    }
-
-    /// Reads what is queued until the store is closed.
-    fn read_all(&self) {
-        let mut reader = RowReader::default();
-        let mut state = self.lock();
-        loop {
-            if state.is_closed {
-                return;
-            }
-            let Some(job) = state.queue.pop_front() else {
-                let woken = self.queued.wait(state);
-                state = woken.unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            reader.cache = state.cache_of_files;
-            drop(state);
-            let (id, n_bytes) = (job.id, job.layout.stored_bytes());
-            let read = read(job, &mut reader);
-            state = self.lock();
-            self.read_ended(&mut state, id, read);
-            self.options.meter.add_read(n_bytes as u64);
-            self.changed.notify_all();
-        }
-    }
-
-    fn read_ended(&self, state: &mut State, id: ExpertId, read: Result<PackedRows, BackendError>) {
-        state.n_reading -= 1;
-        match read {
-            Ok(rows) => {
-                state.loaded.insert(id, rows);
-                state.cache.read_ended(id, ReadEnd::Done);
-            }
-            Err(error) => {
-                let before = state.cache.n_bytes();
-                state.cache.read_ended(id, ReadEnd::Failed);
-                let now = state.cache.n_bytes();
-                self.options.meter.change_resident(before, now);
-                tracing::warn!("an expert could not be read: {error}");
-                state.failed.insert(id, error);
-            }
-        }
-        self.read_ahead(state);
     }
 }
 
-/// The cache is used where memory holds the file and the budget: a second read is faster then.
-fn cache_for(stacks: &[(Stack, Arc<ExpertLayout>)], budget: u64) -> FileCache {
-    let of_file = |(_, layout): &(_, Arc<ExpertLayout>)| layout.stored_bytes() * layout.n_experts();
-    let n_bytes = stacks.iter().map(of_file).fold(0, usize::saturating_add);
-    let budget = usize::try_from(budget).unwrap_or(usize::MAX);
-    if machine::has_room_for(n_bytes.saturating_add(budget)) {
-        FileCache::Used
-    } else {
-        FileCache::Passed
+impl Drop for ExpertStore {
+    fn drop(&mut self) {
+        let has_weights = |model: &StoredModel| !model.stacks.is_empty();
+        let model = self
+            .shared
+            .lock()
+            .models
+            .get(&self.mixture)
+            .map(has_weights);
+        if model == Some(true) {
+            self.meter.set_map(Box::new(|| None));
+        }
+        let mut guard = self.shared.lock();
+        let state = &mut *guard;
+        let n_queued = state.queue.len();
+        state.queue.retain(|job| job.id.mixture != self.mixture);
+        let n_dropped = n_queued - state.queue.len();
+        state.n_reading -= n_dropped;
+        if let Some(model) = state.models.get_mut(&self.mixture) {
+            model.n_reading -= n_dropped;
+            model.ahead.clear();
+            model.likely.clear();
+        }
+        let is_read = |state: &State| {
+            let model = state.models.get(&self.mixture);
+            model.is_some_and(|model| model.n_reading > 0)
+        };
+        while is_read(&guard) {
+            let woken = self.shared.changed.wait(guard);
+            guard = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        guard.cache.remove_mixture(self.mixture);
+        guard.meter();
+        guard.models.remove(&self.mixture);
+        // The others have its bytes.
+        guard.choose_file_cache();
+        self.shared.read_ahead(&mut guard);
+        drop(guard);
+        self.shared.changed.notify_all();
     }
 }
 
-fn read(job: Job, reader: &mut RowReader) -> Result<PackedRows, BackendError> {
-    let n_bytes = job.layout.n_bytes();
-    let memory = match job.memory {
-        Some(memory) => memory,
-        None => MmapMut::map_anon(n_bytes).map_err(|_| BackendError::OutOfMemory {
-            backend: "cpu",
-            wanted: n_bytes,
-            what: format!("an expert of '{}'", job.layout.name()),
-        })?,
+impl std::fmt::Debug for ExpertStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ExpertStore({} of {:?})", self.mixture, self.memory)
+    }
+}
+
+/// What tells of each expert of a model as long as there is a store.
+fn map_source(
+    shared: Weak<SharedStore>,
+    mixture: u32,
+) -> Box<dyn Fn() -> Option<ExpertMap> + Send + Sync> {
+    let cell = |state: ExpertState| ExpertCell {
+        resident: state.n_resident,
+        matrices: state.n_matrices,
+        uses: state.counts.n_uses,
+        hits: state.counts.n_hits,
     };
-    job.layout.read(job.id.expert as usize, memory, reader)
-}
-
-fn id_of(stack: u32, expert: usize) -> ExpertId {
-    let expert = u32::try_from(expert).unwrap_or(u32::MAX);
-    ExpertId { stack, expert }
+    Box::new(move || {
+        let states = shared.upgrade()?.lock().cache.states(mixture);
+        let of_layer = |layer: Vec<ExpertState>| layer.into_iter().map(cell).collect();
+        Some(states.into_iter().map(of_layer).collect())
+    })
 }
 
 fn refused(reason: String) -> BackendError {

@@ -34,6 +34,7 @@ mod values;
 mod weights;
 
 pub use backend::{CpuBackend, CpuConfig, CpuExpertPlan, CpuMemoryPlan, PROGRAM_CAPACITIES};
+pub use expert_store::ExpertMemory;
 pub use program::{CpuProgram, ProgramMemory};
 pub use repack::RepackChoice;
 pub use storage::CpuRows;

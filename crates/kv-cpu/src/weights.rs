@@ -11,14 +11,14 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use kv_backend::{BackendError, CustomOps, OnProgress};
+use kv_backend::{BackendError, CustomOps, ExpertMeter, OnProgress};
 use kv_core::block::BlockFormat;
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, NodeId, Op};
 
 use crate::activations::ActivationKind;
 use crate::backend::CpuExpertPlan;
-use crate::expert_store::{ExpertOptions, ExpertStore};
+use crate::expert_store::{ExpertMemory, ExpertStore};
 use crate::isa::Isa;
 use crate::kernels::{Kernels, PackFns};
 use crate::matrix::{int8_kind, is_quantised};
@@ -50,7 +50,9 @@ pub(crate) struct WeightOptions {
     /// Takes reports of packing.
     pub(crate) on_progress: OnProgress,
     /// Where experts are read as they are needed.
-    pub(crate) experts: Option<ExpertOptions>,
+    pub(crate) experts: Option<ExpertMemory>,
+    /// Counts their hits and reads.
+    pub(crate) expert_meter: Arc<ExpertMeter>,
 }
 
 /// Weights as they are in their file, and those that are packed.
@@ -63,7 +65,8 @@ pub struct CpuWeights {
     repack: RepackChoice,
     on_progress: OnProgress,
     packed: PackedWeights,
-    expert_options: Option<ExpertOptions>,
+    expert_memory: Option<ExpertMemory>,
+    expert_meter: Arc<ExpertMeter>,
     /// Begun when a graph with experts is compiled.
     experts: OnceLock<Arc<ExpertStore>>,
     kernels: &'static Kernels,
@@ -90,7 +93,8 @@ impl CpuWeights {
             repack: options.repack,
             on_progress: options.on_progress,
             packed: PackedWeights::default(),
-            expert_options: options.experts,
+            expert_memory: options.experts,
+            expert_meter: options.expert_meter,
             experts: OnceLock::new(),
             kernels,
         }
@@ -164,7 +168,7 @@ impl CpuWeights {
 
     /// Begins to hold the experts of a graph within the budget, where there is one.
     fn read_experts_of(&self, graph: &Graph) -> Result<(), BackendError> {
-        let Some(options) = &self.expert_options else {
+        let Some(memory) = &self.expert_memory else {
             return Ok(());
         };
         let layers = expert_layers(graph, |name| self.expert_stack(name).is_some());
@@ -185,7 +189,8 @@ impl CpuWeights {
         let store = match self.experts.get() {
             Some(store) => Arc::clone(store),
             None => {
-                let store = Arc::new(ExpertStore::new(options.clone())?);
+                let meter = Arc::clone(&self.expert_meter);
+                let store = Arc::new(ExpertStore::new(memory.clone(), meter)?);
                 // Another graph may be compiled at the same time: its store is taken then.
                 Arc::clone(self.experts.get_or_init(|| store))
             }
@@ -197,7 +202,7 @@ impl CpuWeights {
     /// they take.
     fn plan_experts(&self, graphs: &[Graph]) -> (HashSet<String>, WeightPlan) {
         let (mut names, mut plan) = (HashSet::new(), WeightPlan::default());
-        let Some(options) = &self.expert_options else {
+        let Some(memory) = &self.expert_memory else {
             return (names, plan);
         };
         let experts = &mut plan.experts;
@@ -220,7 +225,7 @@ impl CpuWeights {
                 }
             }
         }
-        let budget = usize::try_from(options.budget).unwrap_or(usize::MAX);
+        let budget = usize::try_from(memory.budget()).unwrap_or(usize::MAX);
         experts.held = experts.total.min(budget);
         plan.packed = experts.held;
         (names, plan)

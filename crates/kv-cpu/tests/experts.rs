@@ -15,7 +15,9 @@ use kv_core::block::BlockFormat;
 use kv_core::layers::RowLayout;
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
-use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, CpuProgram, CpuRows, CpuWeights};
+use kv_cpu::{
+    ActivationChoice, CpuBackend, CpuConfig, CpuProgram, CpuRows, CpuWeights, ExpertMemory,
+};
 use kv_graph::weights::{ByteOwner, MemoryWeights, SharedBytes, Weight};
 use kv_graph::{Affine, Graph, GraphBuilder, GraphShape, Input, RouteGate, RouteSpec, RouteSum};
 
@@ -203,6 +205,14 @@ fn load(mixture: &Mixture, expert_bytes: Option<u64>, n_tokens: usize) -> Loaded
 fn try_load(
     mixture: &Mixture,
     expert_bytes: Option<u64>,
+    shape: (usize, Option<Isa>),
+) -> Result<LoadedMixture, BackendError> {
+    load_with(mixture, expert_bytes.map(ExpertMemory::new), shape)
+}
+
+fn load_with(
+    mixture: &Mixture,
+    memory: Option<ExpertMemory>,
     (n_tokens, isa): (usize, Option<Isa>),
 ) -> Result<LoadedMixture, BackendError> {
     let meter = Arc::<ExpertMeter>::default();
@@ -210,9 +220,12 @@ fn try_load(
         n_threads: NonZeroUsize::new(2),
         isa,
         activations: ActivationChoice::Always(ActivationKind::Int8),
-        expert_bytes,
         ..CpuConfig::default()
     })?;
+    let backend = match memory {
+        Some(memory) => backend.with_expert_memory(memory),
+        None => backend,
+    };
     let backend = backend.with_expert_meter(Arc::clone(&meter));
     let mut source = MemoryWeights::new();
     mixture
@@ -431,4 +444,112 @@ fn programs_share_experts() {
     read.program = five;
     read.n_tokens = 5;
     assert!(read.run(3, None).unwrap() == wanted);
+}
+
+/// Two models at once in memory for one and a half: the bits of each alone, never more bytes than
+/// there are, and what one leaves is the other's.
+#[test]
+fn models_share_a_budget() {
+    let (first, second) = (Mixture::new(Q4), Mixture::new(Q4));
+    let whole = first.n_bytes();
+    let mut alone = load(&first, None, 2);
+    let wanted: Vec<_> = (0..24).map(|seed| alone.run(seed, None).unwrap()).collect();
+    let memory = ExpertMemory::new(whole * 3 / 2);
+    let isa = Isa::all_available().last().copied();
+    let of = |mixture| load_with(mixture, Some(memory.clone()), (2, isa)).unwrap();
+    let (mut one, mut other) = (of(&first), of(&second));
+    let is_over = AtomicUsize::new(0);
+    let run = |loaded: &mut LoadedMixture| {
+        for (seed, wanted) in (0..).zip(&wanted) {
+            assert!(loaded.run(seed, None).unwrap() == *wanted, "{seed}");
+            if memory.n_bytes() > memory.budget() {
+                is_over.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| run(&mut one));
+        scope.spawn(|| run(&mut other));
+    });
+    assert_eq!(is_over.into_inner(), 0);
+    let resident = |loaded: &LoadedMixture| loaded.meter.get().resident;
+    assert_eq!(resident(&one) + resident(&other), memory.n_bytes());
+    // Both need more than half of what there is, so it is full.
+    assert!(memory.n_bytes() + first.largest() > memory.budget());
+    let map = one.meter.map().unwrap();
+    assert_eq!(map.len(), N_LAYERS);
+    let cells = || map.iter().flatten();
+    assert!(cells().all(|cell| cell.matrices == 3 && cell.hits <= cell.uses));
+    // Two of two rows each, so two to four experts of a layer.
+    let uses: u64 = cells().map(|cell| cell.uses).sum();
+    let n_layers_run = (wanted.len() * N_LAYERS) as u64;
+    assert!(
+        (2 * n_layers_run..=4 * n_layers_run).contains(&uses),
+        "{uses}"
+    );
+    assert!(cells().any(|cell| cell.resident > 0));
+    // Only one is asked now: the other's go, and those that are asked for stay.
+    let before = resident(&other);
+    for _ in 0..40 {
+        for (seed, wanted) in (0..).zip(&wanted) {
+            assert!(one.run(seed, None).unwrap() == *wanted);
+        }
+    }
+    let used: u64 = {
+        let map = one.meter.map().unwrap();
+        let all = map.into_iter().flatten();
+        let used = all.filter(|cell| cell.uses > 0);
+        used.map(|cell| u64::from(cell.resident)).sum()
+    };
+    let read = one.meter.get().read;
+    one.run(0, None).unwrap();
+    assert_eq!(one.meter.get().read, read, "{used} matrices are there");
+    assert!(resident(&other) <= before);
+    // What is unloaded leaves all that it had.
+    drop(one);
+    assert_eq!(memory.n_bytes(), resident(&other));
+    for _ in 0..2 {
+        for (seed, wanted) in (0..).zip(&wanted) {
+            assert!(other.run(seed, None).unwrap() == *wanted);
+        }
+    }
+    let read = other.meter.get().read;
+    for seed in 0..wanted.len() as u64 {
+        other.run(seed, None).unwrap();
+    }
+    assert_eq!(other.meter.get().read, read, "all of it fits");
+    // A third has the number of the one that left.
+    let mut third = of(&first);
+    assert!(third.run(1, None).unwrap() == wanted[1]);
+    assert!(memory.n_bytes() <= memory.budget());
+    drop((third, other));
+    assert_eq!(memory.n_bytes(), 0);
+}
+
+/// A run that was left in the middle of a layer keeps nothing from others.
+#[test]
+fn a_run_that_was_cancelled_blocks_nobody() {
+    let (first, second) = (Mixture::new(Q4), Mixture::new(Q4));
+    let memory = ExpertMemory::new(2 * first.largest());
+    let isa = Isa::all_available().last().copied();
+    let of = |mixture| load_with(mixture, Some(memory.clone()), (2, isa)).unwrap();
+    let (mut one, mut other) = (of(&first), of(&second));
+    let wanted = load(&second, None, 2).run(3, None).unwrap();
+    for seed in 0..8 {
+        first.hold_up(IsStuck::Yes);
+        let flag = CancelFlag::default();
+        let canceller = flag.clone();
+        let thread = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            canceller.cancel();
+        });
+        let cancelled = one.run(seed, Some(&flag)).err();
+        thread.join().unwrap();
+        first.hold_up(IsStuck::No);
+        assert!(
+            matches!(cancelled, Some(BackendError::Cancelled)),
+            "{cancelled:?}"
+        );
+        assert!(other.run(3, None).unwrap() == wanted);
+    }
 }

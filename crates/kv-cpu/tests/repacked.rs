@@ -96,7 +96,6 @@ fn both(
             isa: Some(isa),
             activations,
             repack,
-            ..CpuConfig::default()
         };
         computed(graph, weights, columns, config)
     })

@@ -54,7 +54,7 @@ pub(super) fn plan_memory(
 }
 
 fn plain(options: &BackendOptions) -> Result<CpuBackend, BackendError> {
-    CpuBackend::new(CpuConfig {
+    let backend = CpuBackend::new(CpuConfig {
         n_threads: options.n_threads,
         activations: match options.activations {
             Activations::Auto => ActivationChoice::Auto,
@@ -65,7 +65,10 @@ fn plain(options: &BackendOptions) -> Result<CpuBackend, BackendError> {
             Repack::Auto => RepackChoice::Auto,
             Repack::Never => RepackChoice::Never,
         },
-        expert_bytes: options.expert_bytes,
         ..CpuConfig::default()
+    })?;
+    Ok(match &options.experts {
+        Some(memory) => backend.with_expert_memory(memory.cpu.clone()),
+        None => backend,
     })
 }

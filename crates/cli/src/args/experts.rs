@@ -4,10 +4,11 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
+use cellar::ExpertMemory;
 use clap::Args;
 use kv_backend::ExpertMeter;
 
@@ -40,6 +41,9 @@ pub(crate) struct ExpertArgs {
         requires = "expert_memory"
     )]
     pub(crate) expert_trace: Option<PathBuf>,
+    /// The memory itself, which all models of the process share.
+    #[arg(skip)]
+    shared: Arc<OnceLock<ExpertMemory>>,
 }
 
 /// The memory that all of a plan may take.
@@ -51,8 +55,15 @@ pub(crate) struct RamArgs {
 }
 
 impl ExpertArgs {
-    /// The most bytes that experts take, where it is limited.
-    pub(crate) fn bytes(&self) -> Option<u64> {
+    /// The memory that experts of all models have together, where it is limited.
+    pub(crate) fn memory(&self) -> Option<ExpertMemory> {
+        let size = self.expert_memory?;
+        let memory = self.shared.get_or_init(|| ExpertMemory::new(size.0));
+        Some(memory.clone())
+    }
+
+    /// Its bytes.
+    pub(crate) fn budget(&self) -> Option<u64> {
         self.expert_memory.map(|size| size.0)
     }
 

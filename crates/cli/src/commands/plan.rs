@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use cellar::{
-    BackendKind, BackendMemory, BackendPlan, DeviceReport, ModelWork, architectures, plan_memory,
-    weight_shapes,
+    BackendKind, BackendMemory, BackendPlan, DeviceReport, ExpertMemory, ModelWork, architectures,
+    plan_memory, weight_shapes,
 };
 use cellar_engine::{EngineConfig, MemoryBudget, MemoryReport, PromptOutputs, Speculation};
 use kv_core::KvType;
@@ -217,7 +217,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let of_device = of_device.map_or(0, |device| device.total);
     let swap = SwapReport::new(&args.swap);
     let of_swap = swap.map_or(0, |swap| swap.memory);
-    let draft = match &args.speculation.speculation() {
+    let mut draft = match &args.speculation.speculation() {
         Speculation::Draft { .. } => {
             let tokenizer = tokenizer?;
             let texts = DraftFor::engine(&tokenizer, &settings);
@@ -225,6 +225,11 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         }
         _ => None,
     };
+    // Both models have one memory for experts.
+    if let (Some(draft), Some(memory)) = (&mut draft, args.engine.compute.experts.memory()) {
+        let held = experts.map_or(0, |experts| experts.held as u64);
+        draft.taken = draft.taken.next_to(held, &memory);
+    }
     let of_draft = draft.as_ref().map_or(0, |draft| draft.taken.host);
     let besides = |backend: Option<BackendReport>| {
         let of_backend = backend.map_or(0, |b| b.packed.saturating_add(b.scratch));
@@ -301,7 +306,7 @@ fn weight_bytes(file: &Contents) -> u64 {
 fn backend_plan(args: &PlanArgs, work: &ModelWork<'_>) -> anyhow::Result<BackendPlan> {
     let mut options = resolve::backend_flags(&args.engine.compute)?.options();
     if args.ram.ram.is_some() {
-        options.expert_bytes = Some(u64::MAX);
+        options.experts = Some(ExpertMemory::new(u64::MAX));
     }
     Ok(plan_memory(&options, work)?)
 }

@@ -199,7 +199,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
             loaded_tokens: start.loaded.as_ref().map(|loaded| loaded.tokens.len()),
             saved_bytes,
             steps: None,
-            experts: engine.backend().expert_use(),
+            experts: engine.backend().expert_meter().map(|meter| meter.get()),
             timings: ReportTimings::new(start.load, usage.timings())
                 .with_speculation(usage.speculated),
         };
@@ -211,7 +211,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         finish: finish.as_ref(),
         load: start.load,
         seed: shown_seed(args, text.seed),
-        experts: engine.backend().expert_use(),
+        experts: engine.backend().expert_meter().map(|meter| meter.get()),
     };
     terminal::info(statistics.line(&info));
     text.exit(finish.as_ref())

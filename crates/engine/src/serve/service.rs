@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use cellar_scheduler::{Counters, PromptLimits, SpeculationOff};
-use kv_backend::Backend;
 use kv_backend::state::Fingerprint;
+use kv_backend::{Backend, ExpertMeter};
 use kv_core::memory::{Composite, Memory};
 use model_core::tokenizer::Tokenizer;
 
@@ -32,6 +32,8 @@ pub struct Service<B: Backend, M: Memory + Clone = Composite> {
     keeps_checkpoints: bool,
     status: Arc<Mutex<ServiceStatus>>,
     hub: Arc<WatchHub>,
+    /// Where experts are read as they are needed.
+    expert_meter: Option<Arc<ExpertMeter>>,
     layout: MemoryLayout,
     fingerprint: Fingerprint,
 }
@@ -72,6 +74,7 @@ impl<B: Backend, M: Memory + Clone + Send + 'static> Service<B, M> {
         let layout = session.memory_layout();
         let fingerprint = session.engine().fingerprint().clone();
         let keeps_checkpoints = session.scheduler().keeps_checkpoints();
+        let expert_meter = session.expert_meter();
         let (intake, hub) = (Arc::clone(session.intake()), Arc::clone(session.hub()));
         // Every request in the channel has a place in the queue; one command more saves or restores
         // prefixes, and one stops it.
@@ -95,6 +98,7 @@ impl<B: Backend, M: Memory + Clone + Send + 'static> Service<B, M> {
             keeps_checkpoints,
             status,
             hub,
+            expert_meter,
             layout,
             fingerprint,
         })
@@ -190,6 +194,8 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
         ServiceStatus {
             // A request that failed for it is not the first to tell.
             has_lost_device: self.intake.has_lost_device(),
+            // Other models may have taken memory of its experts since.
+            experts: self.expert_meter.as_ref().map(|meter| meter.get()),
             ..status
         }
     }

@@ -2,9 +2,11 @@
 //!
 //! Invariant: looking changes nothing.
 
+use std::sync::Arc;
+
 use cellar_prefix_store::TierCounts;
 use cellar_scheduler::{Counters, Scheduler};
-use kv_backend::{Backend, ExpertUse};
+use kv_backend::{Backend, ExpertMeter, ExpertUse};
 use kv_core::memory::{Memory, PartCapacity};
 use kv_core::memory_plan::MemoryPlan;
 
@@ -65,6 +67,11 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         &self.scheduler
     }
 
+    /// What counts the reads of experts, where they are read as they are needed.
+    pub(crate) fn expert_meter(&self) -> Option<Arc<ExpertMeter>> {
+        self.engine.backend().expert_meter()
+    }
+
     /// The running requests, and the use of the memory.
     pub fn status(&self) -> ServiceStatus {
         let cells = self.engine.memory().cell_use();
@@ -80,7 +87,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                 .store
                 .as_ref()
                 .map_or(TierCounts::default(), SessionStore::counts),
-            experts: self.engine.backend().expert_use(),
+            experts: self.expert_meter().map(|meter| meter.get()),
             has_lost_device: self.intake.has_lost_device(),
         }
     }

@@ -17,7 +17,7 @@ pub(super) fn expert_values(found: ExpertUse) -> Vec<ServiceValue> {
             "cellar_expert_budget_bytes",
             "gauge",
             found.budget as f64,
-            "Memory that experts may take",
+            "Memory that experts of all models may take together",
         ),
         (
             "cellar_expert_model_bytes",

@@ -11,6 +11,8 @@ pub struct MemoryBudget {
     pub host: Option<u64>,
     /// Bytes of the device that computes; `None` sets no limit.
     pub device: Option<u64>,
+    /// Bytes that the experts of all models share; `None` where each model has its own.
+    pub experts: Option<u64>,
     /// What this machine has free at the moment, where it is to be asked: others may have taken
     /// some since the server began.
     pub free_now: Option<fn() -> Option<u64>>,
@@ -43,9 +45,22 @@ pub(crate) struct Shortage {
 }
 
 impl MemoryBudget {
+    /// What models take together whose bytes add up to this: memory that they share counts once.
+    pub fn shared(&self, sum: ModelBytes) -> ModelBytes {
+        let experts = self
+            .experts
+            .map_or(sum.experts, |most| sum.experts.min(most));
+        ModelBytes {
+            host: sum.host.saturating_sub(sum.experts - experts),
+            experts,
+            ..sum
+        }
+    }
+
     /// What lacks for `needed` bytes where others hold `held`.
     pub(crate) fn shortage(&self, needed: ModelBytes, held: ModelBytes) -> Option<Shortage> {
         let free_now = self.free_now.and_then(|free| free());
+        let (all, held) = (self.shared(needed.plus(held)), self.shared(held));
         let pools = [
             (Short::Host, self.host, free_now),
             (Short::Device, self.device, None),
@@ -56,7 +71,7 @@ impl MemoryBudget {
                 (Some(left), Some(free)) => left.min(free),
                 (left, free) => left.or(free)?,
             };
-            let needed = of.of(needed);
+            let needed = of.of(all).saturating_sub(of.of(held));
             (needed > available).then(|| Shortage {
                 of,
                 needed,
@@ -81,7 +96,11 @@ mod tests {
     use super::*;
 
     fn bytes(host: u64, device: u64) -> ModelBytes {
-        ModelBytes { host, device }
+        ModelBytes {
+            host,
+            device,
+            experts: 0,
+        }
     }
 
     #[test]
@@ -89,7 +108,7 @@ mod tests {
         let budget = MemoryBudget {
             host: Some(100),
             device: Some(50),
-            free_now: None,
+            ..MemoryBudget::default()
         };
         assert_eq!(budget.shortage(bytes(60, 50), bytes(40, 0)), None);
         let short = budget.shortage(bytes(61, 0), bytes(40, 0)).unwrap();
@@ -106,11 +125,36 @@ mod tests {
     }
 
     #[test]
+    fn experts_of_all_models_count_once() {
+        let budget = MemoryBudget {
+            host: Some(100),
+            experts: Some(30),
+            ..MemoryBudget::default()
+        };
+        let mixture = |host, experts| ModelBytes {
+            host,
+            device: 0,
+            experts,
+        };
+        // 20 and 10 of experts fit into 30, and the second 10 of both are the same.
+        assert_eq!(budget.shortage(mixture(50, 10), mixture(50, 20)), None);
+        assert_eq!(budget.shortage(mixture(60, 20), mixture(50, 20)), None);
+        let short = budget.shortage(mixture(61, 20), mixture(50, 20)).unwrap();
+        assert_eq!((short.needed, short.available), (51, 50));
+        let alone = MemoryBudget {
+            experts: None,
+            ..budget
+        };
+        let short = alone.shortage(mixture(51, 20), mixture(50, 20)).unwrap();
+        assert_eq!((short.needed, short.available), (51, 50));
+    }
+
+    #[test]
     fn what_others_took_is_not_there() {
         let budget = MemoryBudget {
             host: Some(100),
-            device: None,
             free_now: Some(|| Some(30)),
+            ..MemoryBudget::default()
         };
         assert_eq!(budget.shortage(bytes(30, 0), bytes(0, 0)), None);
         let short = budget.shortage(bytes(31, 0), bytes(0, 0)).unwrap();

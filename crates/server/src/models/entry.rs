@@ -21,6 +21,9 @@ pub struct ModelBytes {
     pub host: u64,
     /// Of a device that computes.
     pub device: u64,
+    /// Of `host`, experts that are read as they are needed: models share the memory of
+    /// [`MemoryBudget::experts`](super::MemoryBudget::experts) for these.
+    pub experts: u64,
 }
 
 impl ModelBytes {
@@ -34,6 +37,7 @@ impl ModelBytes {
         Self {
             host: self.host.saturating_add(other.host),
             device: self.device.saturating_add(other.device),
+            experts: self.experts.saturating_add(other.experts),
         }
     }
 }

@@ -116,7 +116,7 @@ impl LoadModel for Shared {
         Ok(PlannedModel {
             bytes: ModelBytes {
                 host: loader.n_bytes,
-                device: 0,
+                ..ModelBytes::default()
             },
             load: Box::new(move || {
                 let is_panicking = loader.is_panicking_late.load(Ordering::Relaxed);

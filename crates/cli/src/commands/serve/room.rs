@@ -41,6 +41,7 @@ pub(super) fn budget(args: &ServeArgs) -> MemoryBudget {
         // All models share these bytes.
         host: host.map(|host| host.saturating_sub(args.store.host_bytes())),
         device: if may_use_gpu { gpu_room(gpu) } else { None },
+        experts: args.engine.compute.experts.budget(),
         free_now: Some(machine::available_memory),
     }
 }
@@ -71,19 +72,22 @@ pub(super) fn check(
     } else {
         ""
     };
-    check_pool(models, budget.host, host, [has, rest])?;
-    check_pool(models, budget.device, device, ["the GPU has free", ""])
+    let all = models.iter().map(|model| model.bytes);
+    let all = budget.shared(all.fold(ModelBytes::default(), ModelBytes::plus));
+    let of_host = budget.host.map(|available| (host(all), available));
+    let of_device = budget.device.map(|available| (device(all), available));
+    check_pool(models, of_host, host, [has, rest])?;
+    check_pool(models, of_device, device, ["the GPU has free", ""])
 }
 
+/// Checks what all take of a pool against what it has, where that is known.
 fn check_pool(
     models: &[RoomRequest<'_>],
-    available: Option<u64>,
+    pool: Option<(u64, u64)>,
     of: fn(ModelBytes) -> u64,
     [has, rest]: [&str; 2],
 ) -> anyhow::Result<()> {
-    let sizes = models.iter().map(|model| of(model.bytes));
-    let sum = sizes.fold(0, u64::saturating_add);
-    let Some(available) = available.filter(|available| sum > *available) else {
+    let Some((sum, available)) = pool.filter(|(sum, available)| sum > available) else {
         return Ok(());
     };
     let each = models.iter().map(|model| {
@@ -157,7 +161,10 @@ pub(super) fn bytes_of(
             (own, MemoryNeeds::default())
         }
     };
+    let experts = args.engine.compute.experts.memory();
+    let draft = experts.map_or(draft, |memory| draft.next_to(own.experts, &memory));
     Ok(ModelBytes {
+        experts: own.experts.saturating_add(draft.experts),
         host: own.host.saturating_add(draft.host).saturating_add(swap),
         device: own.device.saturating_add(draft.device),
     })

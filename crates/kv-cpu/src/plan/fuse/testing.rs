@@ -90,6 +90,7 @@ fn loaded(weights: &Arc<dyn WeightSource>) -> CpuWeights {
             custom: CustomOps::new(),
             on_progress: OnProgress::default(),
             experts: None,
+            expert_meter: Default::default(),
         },
     )
 }
