@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import tempfile
 import threading
 import unittest
@@ -169,6 +171,42 @@ class View(Page):
             thread.join()
         b.wait(f"{STATE}.shown.running.length === 0", 60)
         self.console_is_clean()
+
+    def test_experts_are_a_map_beside_the_cells(self):
+        script = os.path.join(os.path.dirname(__file__), "../../scripts/mixture.py")
+        shape = "--layers 2 --experts 8 --used 2 --dim 256 --inner 256".split()
+        with tempfile.TemporaryDirectory() as folder:
+            model = os.path.join(folder, "mixture.gguf")
+            subprocess.run([sys.executable, script, model, *shape], check=True, capture_output=True)
+            server = self.serve("-m", model, "-c", "256", "--expert-memory", "1M")
+            self.open(server)
+            b = self.browser
+            b.wait("!document.getElementById('experts').hidden")
+            canvas = "document.querySelector('#experts canvas')"
+            server.complete("Once upon", 20)
+            b.wait(f"Number({canvas}.dataset.resident) > 0")
+            b.wait(f"{STATE}.history.events.some((e) => e.kind === 'ended')")
+            b.wait(f"{STATE}.shown === {STATE}.history.snapshots.at(-1)")
+            there = b.run(f"[...{STATE}.shown.experts.resident].filter((n) => n > 0).length")
+            self.assertEqual(int(b.run(f"{canvas}.dataset.resident")), there)
+            caption = b.run("document.querySelector('#experts figcaption').textContent")
+            self.assertIn("at most 1.0 MiB", caption)
+            self.assertRegex(caption, r"\d+ of \d+ experts, \d+ % hits")
+            b.run(f"{canvas}.focus()")
+            b.key("ArrowRight")
+            tip = b.run("document.getElementById('tip').textContent")
+            self.assertRegex(tip, r"Mixture 0, expert 0: in (memory|the file); chosen in \d+ steps?, found in memory in \d+")
+            self.picture("experts.png")
+            # An earlier snapshot has the experts of its moment.
+            b.run("document.activeElement.blur()")
+            b.key(" ", "Space")
+            while b.run(f"{STATE}.paused") > 0:
+                b.run("document.getElementById('back').click()")
+            b.wait(f"{STATE}.shown === {STATE}.history.snapshots[0]")
+            before = b.run(f"{STATE}.shown.experts.uses.reduce((a, b) => a + b, 0)")
+            after = b.run(f"{STATE}.history.snapshots.at(-1).experts.uses.reduce((a, b) => a + b, 0)")
+            self.assertLess(before, after)
+            self.console_is_clean()
 
     def test_a_model_is_chosen(self):
         model = os.path.join(os.path.dirname(__file__), "../../models/stories-llama-f16.gguf")

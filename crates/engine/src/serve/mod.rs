@@ -62,7 +62,7 @@ pub use service::Service;
 
 pub use crate::session::{
     Block, BlockEvent, BlockHash, BlockObserver, CachedText, Choices, EventKind, Excerpt,
-    ExcerptLen, FRAME_TIME, FetchPolicy, FinishedText, Frame, MAX_CHOICES, MAX_EVENTS,
+    ExcerptLen, ExpertFrame, FRAME_TIME, FetchPolicy, FinishedText, Frame, MAX_CHOICES, MAX_EVENTS,
     MemoryLayout, PrefixCounts, PrefixTiers, PromptProgress, RunningText, ServiceConfig,
     ServiceError, ServiceEvent, ServiceExtras, ServiceStatus, SwapDir, SwapDisk, SwapFiles,
     TextRequest, TextStream, TokenPiece, Update, Usage, WaitingText, Watcher,

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use cellar_scheduler::{Counters, End, Micros, Note, Priority, RequestId, Reuse, Scheduler};
+use kv_backend::{Backend, ExpertMap, ExpertUse};
 use kv_core::memory::{Memory, Occupancy};
 use kv_core::{SeqId, TokenId};
 
@@ -30,6 +31,17 @@ pub struct Frame {
     pub cached: Vec<CachedText>,
     /// What the scheduler has done so far.
     pub counters: Counters,
+    /// The experts of its mixtures, where they are read as they are needed.
+    pub experts: Option<ExpertFrame>,
+}
+
+/// The experts of mixtures at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertFrame {
+    /// What reading them took.
+    pub used: ExpertUse,
+    /// Each of them.
+    pub map: ExpertMap,
 }
 
 /// A request that has a sequence.
@@ -183,6 +195,15 @@ impl Excerpt {
     }
 }
 
+impl ExpertFrame {
+    /// Those of a backend.
+    pub(crate) fn of(backend: &impl Backend) -> Option<Self> {
+        let meter = backend.expert_meter()?;
+        let (used, map) = (meter.get(), meter.map()?);
+        Some(Self { used, map })
+    }
+}
+
 impl Frame {
     /// What is there between two steps.
     pub(crate) fn new(
@@ -224,6 +245,7 @@ impl Frame {
             waiting: waiting.collect(),
             cached: cached.collect(),
             counters: scheduler.counters(),
+            experts: None,
         }
     }
 }

@@ -77,7 +77,9 @@ pub use blocks::{Block, BlockEvent, BlockHash, BlockObserver};
 pub use choices::{Choices, MAX_CHOICES};
 pub use config::{ExcerptLen, ServiceConfig};
 pub use error::ServiceError;
-pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent, WaitingText};
+pub use frame::{
+    CachedText, EventKind, Excerpt, ExpertFrame, Frame, RunningText, ServiceEvent, WaitingText,
+};
 pub use inspect::{MemoryLayout, ServiceStatus};
 pub use intake::TextRequest;
 pub use pieces::{PromptProgress, TokenPiece};
@@ -422,8 +424,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
 
     pub(crate) fn publish_frame(&mut self) {
         let now = self.now();
-        self.recorder
-            .publish(now, self.engine.memory(), &self.scheduler);
+        self.recorder.publish(now, &self.engine, &self.scheduler);
     }
 
     /// Something changed that no event of a request tells.

@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 
 use cellar_scheduler::{Micros, Outcome, Request, RowReport, Scheduler, Step};
 use cellar_trace::TraceWriter;
+use kv_backend::Backend;
 use kv_core::memory::Memory;
 
 use super::blocks::BlockTable;
 use super::config::ExcerptLen;
-use super::frame::{EventKind, Frame};
+use super::frame::{EventKind, ExpertFrame, Frame};
 use super::text::LiveText;
 use super::watch::{FRAME_TIME, WatchHub};
+use crate::decode::Engine;
 
 /// Tells watchers what the service's thread does.
 #[derive(Debug)]
@@ -120,11 +122,17 @@ impl Recorder {
     }
 
     /// Hands a frame over.
-    pub(crate) fn publish(&mut self, now: Micros, memory: &impl Memory, scheduler: &Scheduler) {
+    pub(crate) fn publish<B: Backend, M: Memory + Clone>(
+        &mut self,
+        now: Micros,
+        engine: &Engine<B, M>,
+        scheduler: &Scheduler,
+    ) {
         self.last_frame = Instant::now();
         self.is_stale = false;
-        let frame = Frame::new(now, memory, scheduler, self.excerpts);
-        self.hub.publish(frame);
+        let frame = Frame::new(now, engine.memory(), scheduler, self.excerpts);
+        let experts = ExpertFrame::of(engine.backend());
+        self.hub.publish(Frame { experts, ..frame });
     }
 }
 

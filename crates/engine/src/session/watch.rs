@@ -224,6 +224,7 @@ mod tests {
             waiting: Vec::new(),
             cached: Vec::new(),
             counters: Default::default(),
+            experts: None,
         }
     }
 

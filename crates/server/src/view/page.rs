@@ -23,11 +23,13 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 
 /// Files of the page, by their name under `/view/`.
-const ASSETS: [(&str, &str, &str); 18] = [
+const ASSETS: [(&str, &str, &str); 20] = [
     ("style.css", STYLE, include_str!("page/style.css")),
     ("chat.css", STYLE, include_str!("page/chat.css")),
     ("app.js", SCRIPT, include_str!("page/app.js")),
     ("chat.js", SCRIPT, include_str!("page/chat.js")),
+    ("experts.js", SCRIPT, include_str!("page/experts.js")),
+    ("grid.js", SCRIPT, include_str!("page/grid.js")),
     ("history.js", SCRIPT, include_str!("page/history.js")),
     ("map.js", SCRIPT, include_str!("page/map.js")),
     ("markdown.js", SCRIPT, include_str!("page/markdown.js")),

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use cellar_engine::serve::{
-    CachedText, DropReason, End, EventKind, Excerpt, Frame, MemoryLayout, Missed, Note, Priority,
-    Reuse, RunningText, ServiceEvent, Update, WaitingText,
+    CachedText, DropReason, End, EventKind, Excerpt, ExpertFrame, Frame, MemoryLayout, Missed,
+    Note, Priority, Reuse, RunningText, ServiceEvent, Update, WaitingText,
 };
+use kv_backend::{ExpertCell, ExpertMap};
 use kv_core::memory::{OwnedRun, Streams};
 use kv_core::{TokenId, Window};
 use model_core::tokenizer::{SpecialPieces, Tokenizer};
@@ -98,6 +99,9 @@ impl Sent {
             "whole": before.is_none(),
             "parts": parts,
             "states": states,
+            "experts": update.frame.experts.as_ref().map(|now| {
+                experts(sent.as_ref().and_then(|sent| sent.experts.as_ref()), now)
+            }),
             "running": each(running, |text| running_text(text, tokenizer)),
             "waiting": each(waiting, waiting_text),
             "cached": each(cached, |text| cached_text(text, tokenizer)),
@@ -154,6 +158,33 @@ fn changes(before: &[OwnedRun], now: &[OwnedRun]) -> Value {
         }
     }
     json!({ "set": set, "free": free })
+}
+
+/// The experts that changed: each as `[layer, expert, matrices in memory, uses, hits]`.
+fn experts(before: Option<&ExpertFrame>, now: &ExpertFrame) -> Value {
+    let map = &now.map;
+    // Another map is not compared: layers are added as graphs are compiled.
+    let lengths = |map: &ExpertMap| map.iter().map(Vec::len).collect::<Vec<_>>();
+    let before = before.map(|before| &before.map);
+    let before = before.filter(|before| lengths(before) == lengths(map));
+    let mut set: Vec<[u64; 5]> = Vec::new();
+    for (layer, experts) in map.iter().enumerate() {
+        let before = before.and_then(|before| before.get(layer));
+        for (expert, cell) in experts.iter().enumerate() {
+            if before.and_then(|before| before.get(expert)) != Some(cell) {
+                let resident = u64::from(cell.resident);
+                set.push([layer as u64, expert as u64, resident, cell.uses, cell.hits]);
+            }
+        }
+    }
+    let first = |layer: &Vec<ExpertCell>| layer.first().map_or(0, |cell| cell.matrices);
+    json!({
+        "whole": before.is_none(),
+        "n_experts": lengths(map),
+        "n_matrices": map.iter().map(first).collect::<Vec<_>>(),
+        "set": set,
+        "used": now.used,
+    })
 }
 
 fn running_text(text: &RunningText, tokenizer: &Tokenizer) -> Value {

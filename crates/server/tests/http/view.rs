@@ -102,7 +102,7 @@ fn browsers_get_a_page_that_loads_nothing_from_elsewhere() {
             }
         }
     }
-    assert_eq!(n_files, 18);
+    assert_eq!(n_files, 20);
     // Other clients get the list.
     let list = get(server.address, "/");
     assert!(list.body.contains("/view/events"), "{}", list.body);

@@ -1,6 +1,7 @@
 // The live view: connects the stream to the history, the maps and the lists.
 
 import { Chat } from "./chat.js";
+import { ExpertMap } from "./experts.js";
 import { History } from "./history.js";
 import { CellMap, readLook } from "./map.js";
 import { Memory } from "./memory.js";
@@ -23,6 +24,7 @@ const state = {
   shown: null,
   selected: undefined,
   maps: new Map(),
+  expertMap: null,
   connection: ["connecting", "connecting"],
 };
 
@@ -170,6 +172,7 @@ function draw() {
     ? `${count(totals.running)} ${totals.unit} running, ${count(totals.cached)} cached, ${count(totals.n_cells - used)} free`
     : "";
   if (!showsMemory()) return;
+  drawExperts(snapshot);
   panels.show(snapshot, history, at, state.selected);
   drawTime(snapshot, at);
 }
@@ -201,6 +204,17 @@ function drawMaps(snapshot, evicted) {
     }
     map.show(snapshot, area, describeArea(state.layout, area, snapshot.areas.length), evicted);
   }
+}
+
+/** The experts, where the model reads them as they are needed. */
+function drawExperts({ experts }) {
+  byId("experts").hidden = !experts;
+  if (!experts) return;
+  if (!state.expertMap) {
+    state.expertMap = new ExpertMap(byId("tip"));
+    byId("experts").append(state.expertMap.figure);
+  }
+  state.expertMap.show(experts);
 }
 
 function drawTime(snapshot, at) {

@@ -3,6 +3,7 @@
 const MOST_SNAPSHOTS = 600;
 const MOST_BYTES = 64 << 20;
 const BYTES_PER_CELL = 6;
+const BYTES_PER_EXPERT = 9;
 const MOST_EVENTS = 400;
 const MOST_REQUESTS = 400;
 
@@ -19,7 +20,8 @@ export class History {
 
   push(snapshot) {
     this.snapshots.push(snapshot);
-    const bytes = snapshot.areas.reduce((sum, area) => sum + area.n_cells * BYTES_PER_CELL, 1);
+    const ofExperts = (snapshot.experts?.resident.length ?? 0) * BYTES_PER_EXPERT;
+    const bytes = snapshot.areas.reduce((sum, area) => sum + area.n_cells * BYTES_PER_CELL, 1 + ofExperts);
     const most = Math.max(20, Math.min(MOST_SNAPSHOTS, Math.floor(MOST_BYTES / bytes)));
     const n_gone = Math.max(0, this.snapshots.length - most);
     this.snapshots.splice(0, n_gone);

@@ -1,11 +1,11 @@
 // The cells of one part as a map: a square each, or for several where there are too many.
 
+import { Grid, LARGEST, right, strong } from "./grid.js";
 import { count, plural } from "./words.js";
 
 const HUES = [255, 55, 150, 330, 95, 200, 20, 290, 125, 230, 75, 175];
 const FADE = 800;
 const MOST_HEIGHT = 430;
-const LARGEST = 18;
 const MOST_BANDS = 4;
 const SMALLEST = 3;
 
@@ -38,6 +38,9 @@ export function colour(request, alpha = 1) {
   return `oklch(${light} ${look.chroma} ${hue} / ${alpha})`;
 }
 
+/** The colour of what is pointed at. */
+export const edgeColour = () => look.edge;
+
 /** The owners of a set as the map shows them: those that run first. */
 export function owners(snapshot, set) {
   const known = snapshot.sets.members[set].map((seq) => ({
@@ -48,25 +51,14 @@ export function owners(snapshot, set) {
   return known.sort((a, b) => rank[a.role] - rank[b.role]);
 }
 
-export class CellMap {
+export class CellMap extends Grid {
   /** `onPick(request)` is called with the request of a cell that is chosen. */
   constructor(name, { tip, onPick }) {
-    this.tip = tip;
-    this.figure = document.createElement("figure");
-    this.caption = document.createElement("figcaption");
-    this.canvas = document.createElement("canvas");
-    this.canvas.tabIndex = 0;
-    this.canvas.setAttribute("role", "application");
+    super(tip);
     this.canvas.dataset.part = name;
-    this.figure.append(this.caption, this.canvas);
-    this.context = this.canvas.getContext("2d");
     this.onPick = onPick;
     this.selected = undefined;
-    this.cursor = -1;
     this.flashes = new Map();
-    this.watchPointer();
-    this.resizing = new ResizeObserver(() => this.resize());
-    this.resizing.observe(this.figure);
   }
 
   /** Shows an area of a snapshot. `evicted` are the sequences that were evicted since what was shown;
@@ -118,7 +110,6 @@ export class CellMap {
     if (!this.area) return;
     const width = Math.floor(this.figure.clientWidth);
     if (width < 10) return;
-    const scale = devicePixelRatio || 1;
     // Squares of several cells each where those of one would be too small, and rows of whole blocks of
     // 16, so that cells that were given together are seen together.
     let [each, columns] = [1, 16];
@@ -129,15 +120,8 @@ export class CellMap {
       else [each, columns] = [each * 2, 16];
     }
     const pitch = Math.min(LARGEST, width / columns);
-    const n = Math.ceil(this.area.n_cells / each);
-    const height = Math.ceil(n / columns) * pitch;
-    const pixels = [Math.round(columns * pitch * scale), Math.ceil(height * scale)];
-    if (this.canvas.width !== pixels[0] || this.canvas.height !== pixels[1]) {
-      [this.canvas.width, this.canvas.height] = pixels;
-      this.canvas.style.width = `${columns * pitch}px`;
-      this.canvas.style.height = `${height}px`;
-    }
-    Object.assign(this, { each, pitch, columns, n, scale });
+    this.each = each;
+    this.fit({ n: Math.ceil(this.area.n_cells / each), columns, pitch });
     if (this.frame === undefined) this.draw();
   }
 
@@ -146,9 +130,7 @@ export class CellMap {
     this.frame = undefined;
     if (!this.pitch) return;
     const { context, columns, pitch } = this;
-    context.setTransform(this.scale, 0, 0, this.scale, 0, 0);
-    context.clearRect(0, 0, columns * pitch, Math.ceil(this.n / columns) * pitch);
-    const size = Math.max(1, Math.floor(pitch) - (pitch >= 10 ? 2 : pitch >= 4 ? 1 : 0));
+    const size = this.clear();
     const styles = new Map();
     for (let n = 0; n < this.n; n++) {
       const set = this.set(n);
@@ -157,7 +139,7 @@ export class CellMap {
       square(context, Math.round((n % columns) * pitch), Math.round(Math.floor(n / columns) * pitch), size, style);
     }
     this.drawFlashes(size);
-    this.drawCursor(size);
+    this.drawCursor(size, look.edge);
     if (this.flashes.size) this.frame = requestAnimationFrame(() => this.draw());
   }
 
@@ -214,62 +196,6 @@ export class CellMap {
     this.context.globalAlpha = 1;
   }
 
-  drawCursor(size) {
-    if (this.cursor < 0) return;
-    const x = Math.round((this.cursor % this.columns) * this.pitch);
-    const y = Math.round(Math.floor(this.cursor / this.columns) * this.pitch);
-    this.context.strokeStyle = look.edge;
-    this.context.lineWidth = 2;
-    this.context.strokeRect(x - 1, y - 1, size + 2, size + 2);
-  }
-
-  watchPointer() {
-    const at = (event) => {
-      const box = this.canvas.getBoundingClientRect();
-      const column = Math.floor((event.clientX - box.left) / this.pitch);
-      const row = Math.floor((event.clientY - box.top) / this.pitch);
-      const n = row * this.columns + column;
-      return column < this.columns && n >= 0 && n < this.n ? n : -1;
-    };
-    this.canvas.addEventListener("pointermove", (event) => this.point(at(event), event));
-    this.canvas.addEventListener("pointerleave", () => this.point(-1));
-    this.canvas.addEventListener("click", (event) => this.pick(at(event)));
-    this.canvas.addEventListener("blur", () => this.point(-1));
-    this.canvas.addEventListener("keydown", (event) => this.onKey(event));
-  }
-
-  onKey(event) {
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: this.columns, ArrowUp: -this.columns }[event.key];
-    if (step !== undefined) {
-      const next = this.cursor < 0 ? 0 : this.cursor + step;
-      if (next >= 0 && next < this.n) this.point(next);
-    } else if (event.key === "Enter") {
-      this.pick(this.cursor);
-    } else {
-      return;
-    }
-    event.preventDefault();
-    event.stopPropagation();
-  }
-
-  point(n, event) {
-    if (n === this.cursor) return;
-    this.cursor = n;
-    this.draw();
-    if (n < 0) {
-      this.tip.hidden = true;
-      return;
-    }
-    const box = this.canvas.getBoundingClientRect();
-    const x = event?.clientX ?? box.left + (n % this.columns) * this.pitch;
-    const y = event?.clientY ?? box.top + Math.floor(n / this.columns) * this.pitch;
-    this.tip.textContent = this.tell(n);
-    this.tip.hidden = false;
-    const width = this.tip.offsetWidth;
-    this.tip.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - width - 8))}px`;
-    this.tip.style.top = `${Math.min(y + 16, innerHeight - this.tip.offsetHeight - 8)}px`;
-  }
-
   /** What a square is, in words. */
   tell(n) {
     const first = n * this.each;
@@ -314,17 +240,4 @@ function square(context, x, y, size, style) {
     }
   }
   context.globalAlpha = 1;
-}
-
-function strong(text) {
-  const node = document.createElement("strong");
-  node.textContent = text;
-  return node;
-}
-
-function right(text) {
-  const node = document.createElement("span");
-  node.className = "right";
-  node.textContent = text;
-  return node;
 }

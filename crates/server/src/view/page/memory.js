@@ -24,6 +24,7 @@ export class Memory {
   constructor() {
     this.sets = new Sets();
     this.areas = [];
+    this.experts = null;
     this.origins = new Map();
   }
 
@@ -34,6 +35,7 @@ export class Memory {
     const isFirst = this.areas.length === 0;
     const before = update.whole ? [] : this.areas;
     this.areas = [...parts, ...states].map((area, n) => this.area(area, before[n]));
+    this.experts = update.experts ? expertsAfter(update.experts, this.experts) : null;
     const roles = new Map();
     for (const text of update.cached) {
       roles.set(text.seq, { role: "cached", request: text.request });
@@ -45,6 +47,7 @@ export class Memory {
     const snapshot = {
       ...update,
       areas: this.areas,
+      experts: this.experts,
       roles,
       sets: this.sets,
       // What was evicted before the first snapshot does not flash.
@@ -73,6 +76,26 @@ export class Memory {
     for (const event of gone) event.request = this.origins.get(event.seq);
     return new Set(gone.map((event) => event.seq));
   }
+}
+
+/** The experts after an update: those of all layers one after the other, each layer from `starts` on. */
+function expertsAfter(update, before) {
+  if (!update.whole && before && update.set.length === 0) return { ...before, used: update.used };
+  const starts = [];
+  let n = 0;
+  for (const n_experts of update.n_experts) {
+    starts.push(n);
+    n += n_experts;
+  }
+  const keeps = !update.whole && before;
+  const resident = keeps ? before.resident.slice() : new Uint8Array(n);
+  const uses = keeps ? before.uses.slice() : new Uint32Array(n);
+  const hits = keeps ? before.hits.slice() : new Uint32Array(n);
+  for (const [layer, expert, ...state] of update.set) {
+    const at = starts[layer] + expert;
+    [resident[at], uses[at], hits[at]] = state;
+  }
+  return { n_experts: update.n_experts, n_matrices: update.n_matrices, used: update.used, starts, resident, uses, hits };
 }
 
 /** Cells by use, in all parts; states where there are no cells. */
