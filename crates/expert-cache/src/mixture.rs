@@ -13,7 +13,7 @@ const MIN_RATE: f32 = 1e-4;
 /// Experts to be given up are looked for so many at a time.
 const CANDIDATES: usize = 32;
 
-/// Steps that the mean time between two reaches back over.
+/// Steps that the rate of steps reaches back over.
 const PACE_STEPS: u32 = 16;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,15 +78,16 @@ struct Pace {
     /// When its last step began.
     last: u64,
     n_steps: u32,
-    /// The mean time between the last steps.
-    mean: f32,
+    /// Steps for each tick, on average over the last steps.
+    rate: f32,
 }
 
 impl Pace {
     fn step(&mut self, now: u64) {
-        let gap = now.saturating_sub(self.last) as f32;
         if self.n_steps > 0 {
-            self.mean += (gap - self.mean) / self.n_steps.min(PACE_STEPS) as f32;
+            // Rates are averaged, not times: a pause that is over tells little of what comes.
+            let gap = now.saturating_sub(self.last).max(1) as f32;
+            self.rate += (1.0 / gap - self.rate) / self.n_steps.min(PACE_STEPS) as f32;
         }
         self.n_steps = self.n_steps.saturating_add(1);
         self.last = now;
@@ -94,7 +95,13 @@ impl Pace {
 
     /// The time that a step takes to come: one that has been away for long stays so for as long.
     fn of_step(&self, now: u64) -> f32 {
-        self.mean.max(now.saturating_sub(self.last) as f32).max(1.0)
+        let since = now.saturating_sub(self.last) as f32;
+        let mean = if self.rate > 0.0 {
+            1.0 / self.rate
+        } else {
+            1.0
+        };
+        mean.max(since)
     }
 }
 

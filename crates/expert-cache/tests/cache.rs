@@ -600,32 +600,53 @@ fn what_is_read_ahead_displaces_nothing_that_is_nearer() {
     assert_eq!(cache.acquire(id(1, 2)), Acquisition::Read { evicted });
 }
 
-/// Two models that choose alike share the memory by how often they compute; one that computes no
-/// more gives up all that the other one needs.
-#[test]
-fn the_model_that_is_used_less_gives() {
-    let stacks: Vec<_> = (0..4)
-        .map(|layer| Stack {
+/// Models of one shape, whose routers choose by rank, in one memory.
+struct Sharing {
+    cache: ExpertCache,
+    numbers: Numbers,
+    n_hits: u64,
+    n_uses: u64,
+}
+
+impl Sharing {
+    fn new(budget: u64, n_models: usize) -> Self {
+        let mut cache = ExpertCache::new(budget);
+        for _ in 0..n_models {
+            let mixture = cache.add_mixture();
+            for stack in Self::stacks() {
+                cache.add(mixture, stack);
+            }
+        }
+        Self {
+            cache,
+            numbers: Numbers(0x9e37_79b9_7f4a_7c15),
+            n_hits: 0,
+            n_uses: 0,
+        }
+    }
+
+    fn stacks() -> impl Iterator<Item = Stack> {
+        (0..4).map(|layer| Stack {
             layer,
             n_experts: 16,
             n_bytes: 10,
         })
-        .collect();
-    let total: u64 = stacks.iter().map(stack_bytes).sum();
-    let mut cache = ExpertCache::new(total);
-    let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
-    let weights: Vec<f64> = (1..=16).map(|rank| 1.0 / f64::from(rank)).collect();
-    let models = [cache.add_mixture(), cache.add_mixture()];
-    for mixture in models {
-        stacks.iter().for_each(|&stack| {
-            cache.add(mixture, stack);
-        });
     }
-    let mut step = |cache: &mut ExpertCache, mixture| {
+
+    /// Bytes of one of the models.
+    fn total() -> u64 {
+        Self::stacks().map(|stack| stack_bytes(&stack)).sum()
+    }
+
+    fn step(&mut self, mixture: u32) {
+        let weights: Vec<f64> = (1..=16).map(|rank| 1.0 / f64::from(rank)).collect();
+        let cache = &mut self.cache;
         for layer in 0..4 {
-            let chosen = numbers.draw(&weights, 3);
+            let chosen = self.numbers.draw(&weights, 3);
             let choices = chosen.iter().map(|&expert| Choice { expert, n_rows: 1 });
-            cache.routed(mixture, layer, &choices.collect::<Vec<_>>(), 1);
+            let routed = cache.routed(mixture, layer, &choices.collect::<Vec<_>>(), 1);
+            self.n_hits += routed.n_hits;
+            self.n_uses += routed.n_hits + routed.n_misses;
             for expert in chosen {
                 let id = ExpertId {
                     mixture,
@@ -639,38 +660,79 @@ fn the_model_that_is_used_less_gives() {
                 assert!(cache.n_bytes() <= cache.budget());
             }
         }
-    };
-    let mut share = |cache: &mut ExpertCache, every: usize| {
+    }
+
+    /// Model 0 computes, and model 1 in each of so many of its steps. The part of the memory that
+    /// model 1 has in the second half.
+    fn share(&mut self, every: usize) -> f64 {
         let mut sum = 0;
         for n in 0..600 {
-            step(cache, 0);
+            self.step(0);
             if n % every == 0 {
-                step(cache, 1);
+                self.step(1);
             }
             if n >= 300 {
-                sum += cache.bytes_of_mixture(1);
+                sum += self.cache.bytes_of_mixture(1);
             }
         }
-        sum as f64 / 300.0 / total as f64
-    };
-    let equal = share(&mut cache, 1);
+        sum as f64 / 300.0 / self.cache.budget() as f64
+    }
+
+    fn hit_percent(&self) -> f64 {
+        100.0 * self.n_hits as f64 / self.n_uses as f64
+    }
+}
+
+/// Two models that choose alike share the memory by how often they compute; one that computes no
+/// more gives up all that the other one needs.
+#[test]
+fn the_model_that_is_used_less_gives() {
+    let total = Sharing::total();
+    let mut models = Sharing::new(total, 2);
+    let equal = models.share(1);
     assert!((0.4..0.6).contains(&equal), "{equal}");
-    let fewer = share(&mut cache, 8);
+    let fewer = models.share(8);
     assert!((0.1..0.4).contains(&fewer), "{fewer}");
-    let hardly = share(&mut cache, 100);
+    let hardly = models.share(100);
     assert!(hardly < 0.15, "{hardly}");
     for _ in 0..3000 {
-        step(&mut cache, 0);
+        models.step(0);
     }
-    assert_eq!(cache.bytes_of_mixture(0), total);
-    assert_eq!(cache.bytes_of_mixture(1), 0);
-    let hits = cache
-        .states(0)
-        .concat()
-        .iter()
-        .map(|e| e.counts.n_hits)
-        .sum::<u64>();
+    assert_eq!(models.cache.bytes_of_mixture(0), total);
+    assert_eq!(models.cache.bytes_of_mixture(1), 0);
+    // The other one comes back, and the first one rests: a pause is not held against it.
+    for _ in 0..40 {
+        models.step(1);
+    }
+    let left = models.cache.bytes_of_mixture(1);
+    assert!(left > total / 2, "{left} of {total}");
+    let states = models.cache.states(0).concat();
+    let hits: u64 = states.iter().map(|expert| expert.counts.n_hits).sum();
     assert!(hits > 3000 * 12, "{hits}");
-    cache.remove_mixture(0);
-    assert_eq!((cache.n_bytes(), cache.states(0).len()), (0, 0));
+    models.cache.remove_mixture(0);
+    assert_eq!(models.cache.n_bytes(), left);
+    assert_eq!(models.cache.states(0).len(), 0);
+}
+
+/// One memory finds more than two halves of it where models are not used alike.
+#[test]
+fn one_memory_is_better_than_halves() {
+    let total = Sharing::total();
+    for (every, more) in [(1, -1.5), (8, 8.0), (100, 15.0)] {
+        let mut shared = Sharing::new(total, 2);
+        shared.share(every);
+        // Each with half of the memory.
+        let (mut first, mut second) = (Sharing::new(total / 2, 1), Sharing::new(total / 2, 1));
+        for n in 0..600 {
+            first.step(0);
+            if n % every == 0 {
+                second.step(0);
+            }
+        }
+        let n_hits = (first.n_hits + second.n_hits) as f64;
+        let halves = 100.0 * n_hits / (first.n_uses + second.n_uses) as f64;
+        let shared = shared.hit_percent();
+        println!("1 to {every}: shared {shared:.1} %, halves {halves:.1} %");
+        assert!(shared > halves + more, "{shared} and {halves}");
+    }
 }
