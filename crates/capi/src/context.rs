@@ -509,7 +509,7 @@ c_api! {
         let context = context("llama_get_causal_attn", handle);
         context.is_some_and(|context| {
             let state = context.lock();
-            context.has_memory && state.engine.model().causality() == kv_core::Causality::Causal
+            context.has_memory && state.engine.model().causality().is_causal()
         })
     }
 

@@ -61,8 +61,21 @@ pub enum Causality {
     /// Only its own and earlier positions.
     #[default]
     Causal,
+    /// The same, and where a token of a picture is shown later ones of it, it sees them in windows
+    /// alone: with [`Window::Full`] it does not (Gemma 4).
+    CausalInFull,
     /// Later positions too, as in encoders.
     NonCausal,
+}
+
+impl Causality {
+    /// True if no token of text sees later positions.
+    pub fn is_causal(self) -> bool {
+        match self {
+            Self::Causal | Self::CausalInFull => true,
+            Self::NonCausal => false,
+        }
+    }
 }
 
 /// An inclusive interval of positions; empty where `first > last`.
@@ -101,7 +114,7 @@ impl Window {
             }
         };
         let last = match causality {
-            Causality::Causal => query,
+            Causality::Causal | Causality::CausalInFull => query,
             Causality::NonCausal => newest,
         };
         PosRange {
@@ -206,6 +219,7 @@ impl fmt::Display for Causality {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Causal => "causal",
+            Self::CausalInFull => "causal in full layers",
             Self::NonCausal => "non-causal",
         })
     }

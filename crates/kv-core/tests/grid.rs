@@ -438,3 +438,35 @@ fn random_images_are_seen_as_a_naive_memory_says() {
         }
     }
 }
+
+/// Tokens that see each other do so in windows, and in full layers where these are not causal.
+#[test]
+fn later_tokens_are_seen_in_windows_alone() {
+    let (both, windows) = (Causality::Causal, Causality::CausalInFull);
+    let (full, sliding) = (Window::Full, Window::Sliding(2));
+    for (window, causality, wanted) in [
+        (full, both, [1, 4, 4, 4, 5]),
+        (full, windows, [1, 2, 3, 4, 5]),
+        (sliding, both, [1, 4, 3, 2, 2]),
+        (sliding, windows, [1, 4, 3, 2, 2]),
+    ] {
+        let config = UnifiedConfig {
+            causality,
+            ..*memory(Streams::Shared, window).config()
+        };
+        let mut memory = Unified::new(config).unwrap();
+        let mut batch = Batch::new();
+        for pos in 0..5 {
+            let entry = batch.push_token(TokenId(1)).at(Pos(pos));
+            if (1..4).contains(&pos) {
+                entry.seeing_to(Pos(3));
+            }
+        }
+        let valid = validate(&batch, &RULES, |seq| memory.positions(seq)).unwrap();
+        let mut inputs = MemoryInputs::default();
+        let mut steps = memory.begin(&valid, 8).unwrap();
+        while steps.next(&mut inputs).is_some() {}
+        let seen = [0, 1, 2, 3, 4].map(|row| inputs.parts[0].visibility.row(row).count());
+        assert_eq!(seen, wanted, "{window}, {causality}");
+    }
+}

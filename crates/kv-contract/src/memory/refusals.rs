@@ -2,7 +2,7 @@
 
 use kv_core::batch::{BatchError, TokensOf, ValidBatch, ValidEntry};
 use kv_core::memory::{Refusal, Streams};
-use kv_core::{Causality, CellIdx, SeqSet, StreamIdx, Window};
+use kv_core::{CellIdx, SeqSet, StreamIdx, Window};
 
 use super::world::{World, all_parts};
 use super::{MemoryUnderTest, PartView};
@@ -50,7 +50,7 @@ impl<M: MemoryUnderTest> World<M> {
                 assert!(per_sequence && set.len() > 1);
             }
             Refusal::Split(BatchError::SequenceTooLong { set, n_tokens, .. }) => {
-                let is_causal = |p: &PartView| p.config().causality == Causality::Causal;
+                let is_causal = |p: &PartView| p.config().causality.is_causal();
                 // Tokens of a source see each other, too.
                 let of_source = batch.tokens_of() == TokensOf::Source;
                 assert!(of_source || !self.memory.parts().iter().any(is_causal));

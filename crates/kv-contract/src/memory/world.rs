@@ -7,7 +7,7 @@ use kv_core::batch::{
     Batch, MAX_POS, PositionRule, TokensOf, UBatchRow, ValidBatch, validate, validate_with,
 };
 use kv_core::memory::{Edit, MemoryInputs, Refusal, RowsWritten, UnifiedConfig};
-use kv_core::{Causality, CellIdx, GridPos, PartIdx, Pos, PosRange, SeqId, TokenId, Window};
+use kv_core::{CellIdx, GridPos, PartIdx, Pos, PosRange, SeqId, TokenId, Window};
 
 use super::attention::RealRows;
 use super::batches::{N_SEQS, RULES, batch};
@@ -146,7 +146,7 @@ impl<M: MemoryUnderTest> World<M> {
         let own = place(pos, grid);
         let is_hidden = |t: &(Pos, u64)| {
             let at = place(t.0, self.grids.get(&t.1).copied());
-            config.causality == Causality::Causal && t.0 == pos && at > own
+            config.causality.is_causal() && t.0 == pos && at > own
         };
         let mut seen: Vec<_> = tokens
             .filter(|t| config.window.sees(pos, t.0, config.causality) && !is_hidden(t))

@@ -342,7 +342,7 @@ impl Memory for Unified {
 
     fn split_policy(&self) -> SplitPolicy {
         match self.config.causality {
-            Causality::Causal => SplitPolicy::InOrder,
+            Causality::Causal | Causality::CausalInFull => SplitPolicy::InOrder,
             // Tokens see later ones, which must be there when they are computed.
             Causality::NonCausal => SplitPolicy::WholeSequences,
         }

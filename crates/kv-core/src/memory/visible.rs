@@ -32,7 +32,7 @@ pub(super) fn write<'a>(
     for (group, &seq) in visibility.groups.iter_mut().zip(&seqs) {
         write_runs(group, cells_of(seq).and_then(|cells| cells.runs(seq)));
         if let Some(cells) = cells_of(seq)
-            && reach.causality == Causality::Causal
+            && reach.causality.is_causal()
             && !cells.grids().is_empty()
         {
             set_apart(ubatch, cells, group, &mut apart);
@@ -145,10 +145,11 @@ fn write_rows(ubatch: &UBatch, reach: Reach, visibility: &mut Visibility) -> Vec
     let mut last: Option<(SeqId, usize)> = None;
     visibility.n_rows = ubatch.n_tokens();
     // Others show older positions alone, or another sequence.
-    let shows_last = matches!(
-        reach.window,
-        Window::Full | Window::Sliding(_) | Window::Chunked(_) | Window::Ends { .. }
-    );
+    let shows_last = match reach.window {
+        Window::Full => reach.causality != Causality::CausalInFull,
+        Window::Sliding(_) | Window::Chunked(_) | Window::Ends { .. } => true,
+        _ => false,
+    };
     for (number, (&seq, &pos)) in (0u32..).zip(ubatch.first_seqs.iter().zip(&ubatch.positions)) {
         let at = match last {
             Some((known, at)) if known == seq => at,
