@@ -201,6 +201,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             position_rule,
             pictures: StepPictures::default(),
             picture_rows: Vec::new(),
+            padding: Vec::new(),
             coordinates: Vec::new(),
             adapters,
             batch,

@@ -16,7 +16,7 @@ use kv_core::memory::{Edit, Edited, MemoryInputs, RowsWritten, batch_visibility}
 use kv_graph::rope::LayerRope;
 use kv_graph::weights::WeightSource as _;
 use kv_graph::{GraphShape, KeyRopeError, TopK};
-use model_core::architecture::{Model, ModelError};
+use model_core::architecture::{Model, ModelError, PADDING};
 
 use crate::adapters::ActiveAdapters;
 use crate::capacities::Capacities;
@@ -56,6 +56,8 @@ pub(crate) struct Runner<B: Backend> {
     pub(crate) pictures: StepPictures,
     /// Rows of pictures in place of a ubatch's tokens; empty where it has tokens or own rows.
     pub(crate) picture_rows: Vec<f32>,
+    /// A token for each row of a ubatch that has rows in place of tokens.
+    pub(crate) padding: Vec<u32>,
     /// Position, row and column of each token of a ubatch, where the graph takes them.
     pub(crate) coordinates: Vec<[u32; 3]>,
     /// The adapters of sequences, where the model has any.
@@ -221,12 +223,18 @@ impl<B: Backend> Runner<B> {
             (None, _) | (_, RowsOut::Sources | RowsOut::Drafts) => 0,
             (Some(adapters), _) => adapters.n_active(ubatch),
         };
-        let (tokens, given) = if self.picture_rows.is_empty() {
-            (ubatch.tokens.as_slice(), ubatch.embeddings.as_slice())
+        let given = if self.picture_rows.is_empty() {
+            ubatch.embeddings.as_slice()
         } else {
-            (&[][..], self.picture_rows.as_slice())
+            self.picture_rows.as_slice()
         };
         let given_rows = !given.is_empty();
+        let tokens = if given_rows {
+            self.padding.resize(shape.n_tokens, PADDING.0);
+            self.padding.as_slice()
+        } else {
+            ubatch.tokens.as_slice()
+        };
         let embeddings = match (&self.head, &mut self.adapters) {
             (Some(head), _) if self.rows_kind == RowsOut::Drafts => head.before.as_slice(),
             (_, Some(adapters)) if n_adapters > 0 => adapters.rows(ubatch, given, n_adapters),

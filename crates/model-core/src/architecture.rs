@@ -23,6 +23,10 @@ use crate::hf::{HfClass, HfClasses};
 
 pub use crate::error::ModelError;
 
+/// The token of a row that is given in place of one, where a graph needs one all the same: padding,
+/// as in transformers and llama.cpp.
+pub const PADDING: TokenId = TokenId(0);
+
 /// A model of one architecture with one set of sizes.
 pub trait Model: fmt::Debug + Send + Sync {
     /// The architecture's name, as in `general.architecture`.
@@ -107,7 +111,8 @@ pub trait Model: fmt::Debug + Send + Sync {
     }
 
     /// The same model for rows that are given in place of tokens, as wide as its embedding rows:
-    /// what a model of images or sounds makes. `None` where there is no such model.
+    /// what a model of images or sounds makes. A graph of it that has an input of tokens all the
+    /// same gets [`PADDING`] for each row. `None` where there is no such model.
     fn of_rows(&self) -> Option<Arc<dyn Model>> {
         None
     }

@@ -323,6 +323,7 @@ const MEMBERS: &[LlamaLike] = &[
     },
     LlamaLike {
         name: "gemma4",
+        sight: Sight::EarlierInFull,
         qk_norm: QkNorm::PerHead,
         values: ValueForm::NormedOrKeys,
         sharing: RowSharing::LastLayers,
@@ -412,9 +413,10 @@ const MEMBERS: &[LlamaLike] = &[
         feed_forward: FeedForwardForm::FusedGate,
         ..PLAIN
     },
-    // GLM-4.5 and 4.6.
+    // GLM-4.5 and 4.6, and the decoder of GLM-4.5V.
     LlamaLike {
         name: "glm4moe",
+        sections: Sections::IfNamed(SectionOrder::Consecutive),
         feed_forward_norm: "post_attention_norm.weight",
         bias: Biases::AsInFile,
         qk_norm: QkNorm::PerHead,

@@ -21,7 +21,7 @@ pub enum Sections {
     /// All.
     Always(SectionOrder),
     /// Those whose files say how many pairs do. The rows of their queries and keys are arranged for
-    /// [`RopeStyle::Neox`] (GLM-4.1V).
+    /// [`RopeStyle::Neox`] (GLM-4.1V and 4.5V).
     IfNamed(SectionOrder),
 }
 
@@ -113,6 +113,9 @@ pub enum Sight {
     /// Each sees those before it.
     #[default]
     Earlier,
+    /// Each sees those before it; where a token of a picture is shown later ones of it, it sees
+    /// them in the layers alone that have a window (Gemma 4).
+    EarlierInFull,
     /// Each sees all, nothing is remembered, and the logits are of masks: in these rows, where the
     /// file does not say.
     WholeText(MaskPlace),

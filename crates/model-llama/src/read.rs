@@ -182,7 +182,7 @@ impl LlamaLike {
     fn check_causality(&self, hyper: &Hyperparameters<'_>) -> Result<(), ModelError> {
         let key = "attention.causal";
         let reason = match (self.sight, hyper.optional::<bool>(key)?) {
-            (Sight::Earlier, Some(false)) => {
+            (Sight::Earlier | Sight::EarlierInFull, Some(false)) => {
                 "false is not supported: tokens of a decoder see no later ones"
             }
             (Sight::WholeText(_), Some(true)) => {
@@ -205,7 +205,7 @@ impl Sight {
     /// Attention over what tokens see.
     pub(crate) fn mixer(self, block: AttentionBlock) -> Mixer {
         match self {
-            Self::Earlier => Mixer::Attention(block),
+            Self::Earlier | Self::EarlierInFull => Mixer::Attention(block),
             Self::WholeText(_) => Mixer::WithinBatch(block),
         }
     }
@@ -214,6 +214,7 @@ impl Sight {
     fn model(self, decoder: DecoderModel) -> DecoderModel {
         match self {
             Self::Earlier => decoder,
+            Self::EarlierInFull => decoder.causal_in_full(),
             Self::WholeText(place) => decoder.of_masks(place),
         }
     }
@@ -273,8 +274,8 @@ impl Architecture for LlamaLike {
         };
         let context_length = hyper.count("context_length")?;
         let sight = match self.sight {
-            Sight::Earlier => Sight::Earlier,
             Sight::WholeText(place) => Sight::WholeText(mask_place(metadata)?.unwrap_or(place)),
+            sight => sight,
         };
         let model = DecoderModel::new(self.name, decoder, context_length);
         let model = model.with_head_in_file(draft_head);

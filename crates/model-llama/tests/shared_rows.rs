@@ -6,8 +6,8 @@ use crate::common::CASES;
 use kv_core::LayerIdx;
 use kv_core::Window;
 use kv_core::layers::LayerMemory;
-use kv_graph::Op;
 use kv_graph::weights::MemoryWeights;
+use kv_graph::{GraphShape, Input, Op};
 use model_core::gguf::{Array, Metadata};
 use model_tests::checks::ONE;
 use model_tests::{Case, refusal, remove_key};
@@ -44,12 +44,24 @@ fn the_last_layers_share_those_of_the_last_owner_with_their_window() {
     assert_eq!(sizes(3), (16, 16, Window::Full));
 }
 
-/// Models whose graphs need tokens take no rows in their place.
+/// With per-layer inputs a graph for rows in place of tokens has an input of tokens, too.
 #[test]
 fn per_layer_inputs_need_tokens() {
-    assert!(Case::named(CASES, "gemma4_e").model().of_rows().is_none());
-    assert!(Case::named(CASES, "gemma3n").model().of_rows().is_none());
-    assert!(Case::named(CASES, "gemma4_moe").model().of_rows().is_some());
+    for (name, needs) in [("gemma4_e", true), ("gemma4_moe", false)] {
+        let model = Case::named(CASES, name).model().of_rows().unwrap();
+        let shape = GraphShape {
+            n_tokens: 2,
+            n_outputs: 1,
+        };
+        let graph = model.graph(shape).unwrap();
+        let tokens = graph
+            .nodes()
+            .iter()
+            .filter(|node| node.op == Op::Input(Input::Tokens));
+        assert_eq!(tokens.count() > 0, needs, "{name}");
+    }
+    let streams = Case::named(CASES, "gemma3n").model();
+    assert!(streams.of_rows().is_none(), "its rows are several");
 }
 
 fn error(name: &str, edit: impl FnOnce(&mut Metadata)) -> String {

@@ -23,6 +23,7 @@ pub struct DecoderModel {
     memory: LayerMap,
     context_length: usize,
     head: Head,
+    causality: Causality,
     /// The head that drafts, in the file.
     draft_head: Option<DraftHead>,
 }
@@ -49,7 +50,16 @@ impl DecoderModel {
             decoder,
             context_length,
             head: Head::Logits,
+            causality: Causality::Causal,
             draft_head: None,
+        }
+    }
+
+    /// The same decoder, in whose full layers tokens of pictures see no later ones.
+    pub fn causal_in_full(self) -> Self {
+        Self {
+            causality: Causality::CausalInFull,
+            ..self
         }
     }
 
@@ -123,7 +133,7 @@ impl Model for DecoderModel {
 
     fn causality(&self) -> Causality {
         match self.head {
-            Head::Logits | Head::None | Head::Draft => Causality::Causal,
+            Head::Logits | Head::None | Head::Draft => self.causality,
             Head::MaskLogits(_) => Causality::NonCausal,
         }
     }
@@ -183,11 +193,9 @@ impl Model for DecoderModel {
         }
     }
 
-    /// None with per-layer inputs: what they are for a row without a token is not defined here.
+    /// With per-layer inputs, these still need a token for each row.
     fn of_rows(&self) -> Option<Arc<dyn Model>> {
-        if self.decoder.per_layer_inputs.is_some()
-            || matches!(self.head, Head::MaskLogits(_) | Head::Draft)
-        {
+        if matches!(self.head, Head::MaskLogits(_) | Head::Draft) {
             return None;
         }
         let mut given = self.clone();
