@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::{Recipe, fixture};
 
 /// The models, and what their templates write for a picture.
-pub const MODELS: [(&str, &str); 15] = [
+pub const MODELS: [(&str, &str); 19] = [
     ("qwen2_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("qwen2_5_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("qwen3_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
@@ -19,6 +19,7 @@ pub const MODELS: [(&str, &str); 15] = [
         "<|vision_start|><|image_pad|><|vision_end|>",
     ),
     ("glm4v", "<|begin_of_image|><|image|><|end_of_image|>"),
+    ("glm4v_moe", "<|begin_of_image|><|image|><|end_of_image|>"),
     ("llava", "<image>"),
     ("llava_next", "<image>"),
     ("gemma3", "<start_of_image>"),
@@ -27,6 +28,9 @@ pub const MODELS: [(&str, &str); 15] = [
     ("smolvlm", "<image>"),
     ("pixtral", "[IMG]"),
     ("lfm2_vl", "<image>"),
+    ("llama4", "<|image|>"),
+    ("gemma4", "<|image|>"),
+    ("gemma4_dense", "<|image|>"),
 ];
 
 /// The tokens behind those of `tokenizers/spm512`, as in `fixtures/vision/make.py`.
@@ -45,7 +49,16 @@ const ADDED: [&str; 8] = [
 fn own_tokens(name: &str) -> Vec<String> {
     let own: &[&str] = match name {
         "mistral3" | "pixtral" => &["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
-        "glm4v" => &["<|begin_of_image|>", "<|image|>", "<|end_of_image|>"],
+        "glm4v" | "glm4v_moe" => &["<|begin_of_image|>", "<|image|>", "<|end_of_image|>"],
+        "llama4" => &[
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|image|>",
+            "<|patch|>",
+            "<|tile_x_separator|>",
+            "<|tile_y_separator|>",
+        ],
+        "gemma4" | "gemma4_dense" => &["<|image>", "<image|>", "<|image|>"],
         "internvl" => &["<img>", "</img>", "<IMG_CONTEXT>"],
         "smolvlm" => &["<fake_token_around_image>", "<global-img>"],
         "lfm2_vl" => &["<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"],
@@ -70,9 +83,11 @@ pub const SIZES: [[u32; 2]; 2] = [[120, 90], [20, 12]];
 /// come of pixels as they are: the others are of a smaller copy.
 pub fn exact_size(name: &str) -> Option<([u32; 2], usize)> {
     match name {
-        "glm4v" | "qwen3_vl" | "qwen3_5" | "qwen3_5_moe" => Some(([32, 16], 8)),
+        "glm4v" | "glm4v_moe" | "qwen3_vl" | "qwen3_5" | "qwen3_5_moe" => Some(([32, 16], 8)),
         "internvl" | "lfm2_vl" => Some(([16, 16], 4)),
         "llava_next" => Some(([16, 16], 36)),
+        "llama4" => Some(([32, 32], 16)),
+        "gemma4" | "gemma4_dense" => Some(([48, 36], 12)),
         "smolvlm" => Some(([54, 54], 36)),
         _ => None,
     }

@@ -293,7 +293,12 @@ const ROWS: &[Row] = &[
         &["seed_oss", "seed_oss_bias"],
     ),
     row("glm4", "GLM-4, GLM-4.1V", "none", &["glm4"]),
-    row("glm4moe", "GLM-4.5 and 4.6", "none", &["glm4_moe"]),
+    row(
+        "glm4moe",
+        "GLM-4.5, GLM-4.5V, GLM-4.6",
+        "none",
+        &["glm4_moe"],
+    ),
     row(
         "ernie4_5",
         "ERNIE 4.5",

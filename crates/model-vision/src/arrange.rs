@@ -4,6 +4,7 @@
 //! Invariant: a tile of as many patches as the settings say gives the rows that they promise. Knows
 //! no weights.
 
+use kv_core::GridPos;
 use model_core::picture::Tile;
 
 /// The arrangement of the rows of a tile.
@@ -40,7 +41,11 @@ impl Arrangement {
         let n = tile.places.len();
         match self {
             Self::Joined(joined) => n / joined.max(1),
-            Self::Squares { side: kernel, .. } | Self::Averaged { kernel } => {
+            Self::Squares { side, n_before } => {
+                let [height, width] = patch_sides(tile, n_before);
+                (height / side.max(1)) * (width / side.max(1))
+            }
+            Self::Averaged { kernel } => {
                 let (height, width) = tile.sides();
                 (height / kernel.max(1)) * (width / kernel.max(1))
             }
@@ -54,12 +59,22 @@ impl Arrangement {
             Self::Joined(_) => rows,
             Self::Squares { side, n_before } => {
                 let rows = rows.get(n_before * dim..).unwrap_or_default();
-                joined(rows, dim, [height, width], side)
+                joined(rows, dim, patch_sides(tile, n_before), side)
             }
             Self::Averaged { kernel } => averaged(&rows, dim, [height, width], kernel),
         };
         reordered(rows, self.width(dim), &tile.order)
     }
+}
+
+/// Rows and columns of a tile's patches, which are behind so many rows that are none.
+fn patch_sides(tile: &Tile, n_before: usize) -> [usize; 2] {
+    let patches = tile.places.get(n_before..).unwrap_or_default();
+    [|place: &GridPos| place.y, |place: &GridPos| place.x].map(|side| {
+        let first = patches.iter().map(side).min().unwrap_or(0);
+        let end = patches.iter().map(side).max().map_or(0, |last| last + 1);
+        (end - first) as usize
+    })
 }
 
 /// The rows in reading order: `order` has the place of each.
@@ -118,8 +133,6 @@ fn corners([height, width]: [usize; 2], step: usize) -> impl Iterator<Item = (us
 
 #[cfg(test)]
 mod tests {
-    use kv_core::GridPos;
-
     use super::*;
 
     /// A tile of places whose rows have two values: the place, and 100 more.

@@ -19,6 +19,7 @@ use kv_graph::{Graph, GraphShape};
 use model_core::architecture::ModelError;
 use model_core::picture::{Picture, PictureEncoder, PictureError, PictureRow, Tile};
 
+use crate::resample::{AxisRows, Resampling};
 use crate::tower::{LINE_END, POSITIONS, Tower, TowerPositions};
 
 /// Sizes of pictures whose compiled graphs are kept.
@@ -30,6 +31,15 @@ enum Stage {
     Tower,
     /// The projector of this number.
     Projector(usize),
+}
+
+/// The learned rows that come in with patches.
+enum PositionRows {
+    None,
+    /// A square of rows.
+    Square(Vec<f32>, Resampling),
+    /// Those of columns and of rows.
+    OfAxes(AxisRows),
 }
 
 /// A compiled graph, for so many rows.
@@ -52,8 +62,8 @@ pub struct TowerEncoder<B: Backend> {
     /// The last used last.
     programs: VecDeque<CompiledStage<B::Program>>,
     outputs: GraphOutputs,
-    /// The learned rows of positions that are resampled, where they are.
-    square: Vec<f32>,
+    /// The learned rows of positions that come in with patches, where they do.
+    positions: PositionRows,
     /// The row behind lines of rows; empty where a tower has none.
     line_end: Vec<f32>,
 }
@@ -71,12 +81,11 @@ impl<B: Backend> TowerEncoder<B> {
         let layout = RowLayout::default();
         let rows = backend.allocate(&layout)?;
         let weights = backend.load_weights(Arc::clone(&source), OnProgress::default())?;
-        let square = match tower.positions {
-            TowerPositions::None | TowerPositions::Learned(_) => Vec::new(),
-            TowerPositions::Resampled(_) => {
-                let rows = source.require(POSITIONS).map_err(ModelError::Weight)?;
-                rows.to_f32()
-            }
+        let learned = || source.require(POSITIONS).map_err(ModelError::Weight);
+        let positions = match tower.positions {
+            TowerPositions::None | TowerPositions::Learned(_) => PositionRows::None,
+            TowerPositions::Resampled(how) => PositionRows::Square(learned()?.to_f32(), how),
+            TowerPositions::OfAxes(n) => PositionRows::OfAxes(AxisRows::new(learned()?, n)),
         };
         let line_end = source.get(LINE_END).map(|row| row.to_f32());
         let line_end = line_end.unwrap_or_default();
@@ -89,7 +98,7 @@ impl<B: Backend> TowerEncoder<B> {
             rows,
             programs: VecDeque::new(),
             outputs: GraphOutputs::default(),
-            square,
+            positions,
             line_end,
         })
     }
@@ -97,19 +106,18 @@ impl<B: Backend> TowerEncoder<B> {
     /// The rows of a tile.
     fn tile(&mut self, tile: &Tile, cancel: &CancelFlag) -> Result<Vec<f32>, PictureError> {
         let tower = Arc::clone(&self.tower);
-        let given = match tower.positions {
-            TowerPositions::None | TowerPositions::Learned(_) => None,
-            TowerPositions::Resampled(resampling) => {
-                let rows = resampling.rows(&self.square, tower.dim, tile);
-                Some(Tile {
-                    patches: side_by_side(vec![
-                        (tile.patches.clone(), tower.patch_len),
-                        (rows, tower.dim),
-                    ]),
-                    ..tile.clone()
-                })
-            }
+        let rows = match &self.positions {
+            PositionRows::None => None,
+            PositionRows::Square(square, how) => Some(how.rows(square, tower.dim, tile)),
+            PositionRows::OfAxes(axes) => Some(axes.rows(tile)?),
         };
+        let given = rows.map(|rows| Tile {
+            patches: side_by_side(vec![
+                (tile.patches.clone(), tower.patch_len),
+                (rows, tower.dim),
+            ]),
+            ..tile.clone()
+        });
         let given = given.as_ref().unwrap_or(tile);
         let rows = self.run(Stage::Tower, tower.given_len(), given, cancel)?;
         let width = tower.arrangement.width(tower.dim);

@@ -27,6 +27,12 @@ pub(crate) enum TowerKind {
     /// Learned positions behind a row of its own, a norm at the beginning (CLIP, Radford et al.,
     /// arXiv 2103.00020).
     Clip,
+    /// Learned positions and a row of its own behind them, rotated by columns and rows besides
+    /// (Llama 4).
+    Llama4,
+    /// Learned positions of columns and of rows, rotated by both besides, four RMS norms a layer,
+    /// gates, normed values, bounded matrices (Gemma 4).
+    Gemma4,
     /// Rotated by rows and columns with frequencies in turn, RMS norms, gates, no biases (Pixtral,
     /// Agrawal et al., arXiv 2410.07073).
     Pixtral,
@@ -45,10 +51,15 @@ pub(crate) enum ProjectorKind {
     Gated,
     /// The mean of squares, a norm and a matrix (Gemma 3).
     Averaged,
+    /// The mean of squares, scaled and standardized where there are values for that, a norm without
+    /// a gain and a matrix (Gemma 4).
+    Standardized,
     /// Squares become one row, a norm and two matrices with GELU between them (InternVL).
     NormedSquares,
     /// Squares become one row, and a matrix (Idefics 3).
     Squares,
+    /// Squares become one row, two matrices with GELU behind each, and a third (Llama 4).
+    ActivatedSquares,
     /// Squares become one row, a norm where there is one, and two matrices with GELU between them,
     /// `mm.1` and `mm.2` (LFM2-VL).
     MergedSquares,
@@ -69,9 +80,7 @@ pub(crate) enum PictureText {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TileNames {
     pub(crate) start: &'static str,
-    /// The name of a tile: the texts before, between and behind the numbers of its row and its
-    /// column.
-    pub(crate) tile: [&'static str; 3],
+    pub(crate) tile: TileText,
     /// Behind each row of tiles.
     pub(crate) row_end: &'static str,
     /// Before the whole behind tiles.
@@ -81,9 +90,19 @@ pub(crate) struct TileNames {
     pub(crate) end: &'static str,
 }
 
+/// The text that tells tiles apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TileText {
+    /// Before each its name: the texts before, between and behind the numbers of its row and its
+    /// column.
+    Numbers([&'static str; 3]),
+    /// Between those of a row.
+    Between(&'static str),
+}
+
 const OF_IDEFICS3: TileNames = TileNames {
     start: "",
-    tile: ["<fake_token_around_image><row_", "_col_", ">"],
+    tile: TileText::Numbers(["<fake_token_around_image><row_", "_col_", ">"]),
     row_end: "\n",
     whole: "\n<fake_token_around_image><global-img>",
     alone: "<fake_token_around_image><global-img>",
@@ -92,10 +111,19 @@ const OF_IDEFICS3: TileNames = TileNames {
 
 const OF_LFM2: TileNames = TileNames {
     start: "<|image_start|>",
-    tile: ["<|img_row_", "_col_", "|>"],
+    tile: TileText::Numbers(["<|img_row_", "_col_", "|>"]),
     row_end: "",
     whole: "<|img_thumbnail|>",
     alone: "",
+    end: "<|image_end|>",
+};
+
+const OF_LLAMA4: TileNames = TileNames {
+    start: "<|image_start|>",
+    tile: TileText::Between("<|tile_x_separator|>"),
+    row_end: "<|tile_y_separator|>",
+    whole: "<|image|>",
+    alone: "<|image|>",
     end: "<|image_end|>",
 };
 
@@ -111,7 +139,7 @@ pub(crate) struct Family {
     /// The token in whose places rows of pictures stand, where the file does not say it.
     pub(crate) placeholder: &'static str,
     pub(crate) text: PictureText,
-    /// True if rows of a picture all see each other in the decoder.
+    /// True if rows of a picture all see each other in the decoder, where the file does not say.
     pub(crate) sees_itself: bool,
 }
 
@@ -172,6 +200,15 @@ pub(crate) const FAMILIES: &[Family] = &[
         sees_itself: true,
     },
     Family {
+        name: "gemma4v",
+        tower: TowerKind::Gemma4,
+        projector: ProjectorKind::Standardized,
+        mark: "<|image|>",
+        placeholder: "<|image|>",
+        text: PictureText::Around(["<|image>", "<image|>"]),
+        sees_itself: true,
+    },
+    Family {
         name: "pixtral",
         tower: TowerKind::Pixtral,
         projector: ProjectorKind::Merged,
@@ -196,6 +233,15 @@ pub(crate) const FAMILIES: &[Family] = &[
         mark: "<image>",
         placeholder: "<image>",
         text: PictureText::Tiles(OF_IDEFICS3),
+        sees_itself: false,
+    },
+    Family {
+        name: "llama4",
+        tower: TowerKind::Llama4,
+        projector: ProjectorKind::ActivatedSquares,
+        mark: "<|image|>",
+        placeholder: "<|patch|>",
+        text: PictureText::Tiles(OF_LLAMA4),
         sees_itself: false,
     },
     Family {

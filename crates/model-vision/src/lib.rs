@@ -6,6 +6,7 @@
 //! it has, how pictures are prepared for it, and what stands for one in a prompt. Knows no decoder.
 
 mod arrange;
+mod clip;
 mod encoder;
 mod family;
 mod hf;

@@ -10,7 +10,7 @@ use kv_core::GridPos;
 use model_core::picture::{PictureError, PictureGrid, PictureRow, Tile};
 
 use crate::pixels::{Filter, Pixels};
-use crate::size::{Size, SmartSize, fitted, shorter_side};
+use crate::size::{Size, SmartSize, filled, fitted, shorter_side};
 use crate::tiles::{TileGrid, Tiling};
 
 /// The way from pictures to patches.
@@ -23,7 +23,55 @@ pub(crate) struct Preparation {
     /// They are divided by it then.
     pub(crate) std: [f32; 3],
     pub(crate) filter: Filter,
+    pub(crate) precision: Precision,
     pub(crate) shape: Shape,
+}
+
+/// The precision in which a processor computes with the values of pixels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Precision {
+    /// That of `f32`.
+    #[default]
+    Single,
+    /// Each step is rounded to bfloat16 (Llama 4).
+    Bf16,
+}
+
+impl Precision {
+    fn rounded(self, value: f32) -> f32 {
+        match self {
+            Self::Single => value,
+            Self::Bf16 => {
+                let bits = value.to_bits();
+                // To the nearest, and of two to the even one.
+                let odd = (bits >> 16) & 1;
+                f32::from_bits(bits.wrapping_add(0x7fff + odd) & 0xffff_0000)
+            }
+        }
+    }
+}
+
+/// The row of a tile that is no patch's. It comes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ClassRow {
+    /// There is none.
+    #[default]
+    None,
+    /// It is in no row and column (CLIP).
+    Plain,
+    /// It is in row and column 0, and patches are from 1 on (Llama 4, in whose files its learned
+    /// position is the last one).
+    Corner,
+}
+
+impl ClassRow {
+    /// Their number.
+    pub(crate) fn n_rows(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::Plain | Self::Corner => 1,
+        }
+    }
 }
 
 /// The sizes and the order of patches.
@@ -47,6 +95,14 @@ pub(crate) enum Shape {
     },
     /// A square of this side, whatever the picture's shape is.
     Stretched(u32),
+    /// As large as so many pixels allow, in whole squares of so many pixels in a row, whatever the
+    /// picture's size is (Gemma 4).
+    Filled {
+        /// Pixels of a row of a square.
+        square: u32,
+        /// The most pixels.
+        most: u64,
+    },
     /// The middle of the picture, whose shorter side has this length.
     Middle(u32),
     /// Tiles.
@@ -54,8 +110,7 @@ pub(crate) enum Shape {
         tiling: Tiling,
         /// Pixels of a row of a tile.
         side: u32,
-        /// Rows before patches.
-        n_before: u32,
+        class_row: ClassRow,
     },
 }
 
@@ -97,22 +152,26 @@ impl Preparation {
                     width: side,
                     height: side,
                 })?;
-                Ok(PreparedPicture::of(self.tile(&square, 0)))
+                Ok(PreparedPicture::of(self.tile(&square, ClassRow::None)))
+            }
+            Shape::Filled { square, most } => {
+                let filled = resized(filled(size, square, most))?;
+                Ok(PreparedPicture::of(self.tile(&filled, ClassRow::None)))
             }
             Shape::Middle(side) => {
                 let pixels = resized(shorter_side(size, side))?;
                 let start = |length: u32| (i64::from(length) - i64::from(side)) / 2;
                 let corner = [start(pixels.width), start(pixels.height)];
                 let middle = pixels.cropped(corner, side, side);
-                Ok(PreparedPicture::of(self.tile(&middle, 1)))
+                Ok(PreparedPicture::of(self.tile(&middle, ClassRow::Plain)))
             }
             Shape::Tiled {
                 ref tiling,
                 side,
-                n_before,
+                class_row,
             } => {
                 let cut = tiling.cut(pixels, side, self.filter)?;
-                let tiles = cut.parts.iter().map(|part| self.tile(part, n_before));
+                let tiles = cut.parts.iter().map(|part| self.tile(part, class_row));
                 Ok(PreparedPicture {
                     tiles: tiles.collect(),
                     grid: None,
@@ -123,19 +182,26 @@ impl Preparation {
         }
     }
 
-    /// Patches in reading order, behind so many that are none.
-    fn tile(&self, pixels: &Pixels, n_before: u32) -> Tile {
+    /// Patches in reading order, behind the row that is none.
+    fn tile(&self, pixels: &Pixels, class_row: ClassRow) -> Tile {
         let (width, height) = (pixels.width / self.patch, pixels.height / self.patch);
         let places = squares([height, width]);
-        let before = (0..n_before).map(|_| GridPos::default());
+        let n_before = class_row.n_rows();
         let mut tile = Tile::default();
-        for _ in 0..n_before {
-            let empty = self.patch_len();
-            tile.patches.resize(tile.patches.len() + empty, 0.0);
-        }
+        let n_empty = n_before as usize * self.patch_len();
+        tile.patches.resize(n_empty, 0.0);
         for place in places.clone() {
             self.push_patch(pixels, place, &mut tile.patches);
         }
+        let before = (0..n_before).map(|_| GridPos::default());
+        let first = match class_row {
+            ClassRow::None | ClassRow::Plain => 0,
+            ClassRow::Corner => 1,
+        };
+        let places = places.map(|place| GridPos {
+            y: first + place.y,
+            x: first + place.x,
+        });
         tile.positions = (0..n_before + width * height).collect();
         tile.places = before.chain(places).collect();
         tile
@@ -208,7 +274,11 @@ impl Preparation {
                 let row = (y * width + left) * 3;
                 let row = pixels.values.get(row..row + patch * 3).unwrap_or_default();
                 let of_channel = row.iter().skip(channel).step_by(3);
-                to.extend(of_channel.map(|&value| (f32::from(value) / 255.0 - mean) / std));
+                to.extend(of_channel.map(|&value| {
+                    let part = self.precision.rounded(f32::from(value) / 255.0);
+                    self.precision
+                        .rounded(self.precision.rounded(part - mean) / std)
+                }));
             }
         }
     }
@@ -261,6 +331,7 @@ mod tests {
             mean: [0.0; 3],
             std: [1.0 / 255.0; 3],
             filter: Filter::Bicubic,
+            precision: Precision::Single,
             shape,
         }
     }
@@ -303,6 +374,31 @@ mod tests {
             [48, 49, 50, 51, 52, 53, 54, 55, 64, 65]
         );
         assert_eq!(tile.places[4], GridPos { y: 0, x: 2 });
+    }
+
+    #[test]
+    fn a_row_of_its_own_is_in_the_corner() {
+        let tiled = preparation(Shape::Tiled {
+            tiling: Tiling::Canvas(4),
+            side: 4,
+            class_row: ClassRow::Corner,
+        });
+        let prepared = tiled.prepare(&pixels(4, 4)).unwrap();
+        let tile = &prepared.tiles[0];
+        assert_eq!(tile.positions, [0, 1, 2, 3, 4]);
+        let at = |y, x| GridPos { y, x };
+        assert_eq!(tile.places[..3], [at(0, 0), at(1, 1), at(1, 2)]);
+        assert!(tile.patches[..12].iter().all(|&value| value == 0.0));
+    }
+
+    #[test]
+    fn bfloat16_has_eight_bits() {
+        let rounded = |value| Precision::Bf16.rounded(value);
+        assert_eq!(rounded(255.0), 255.0);
+        assert_eq!(rounded(257.0), 256.0); // of two as near, the even one
+        assert_eq!(rounded(259.0), 260.0);
+        assert_eq!(rounded(-257.5), -258.0);
+        assert_eq!(Precision::Single.rounded(257.0), 257.0);
     }
 
     #[test]

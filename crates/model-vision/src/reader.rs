@@ -12,7 +12,7 @@ use model_core::picture::{
 use sha2::{Digest, Sha256};
 
 use crate::arrange::Arrangement;
-use crate::family::{Family, PictureText, TileNames};
+use crate::family::{Family, PictureText, TileNames, TileText};
 use crate::pixels::Pixels;
 use crate::prepare::{self, Preparation};
 use crate::tiles::TileGrid;
@@ -23,6 +23,8 @@ pub struct PictureReader {
     pub(crate) family: &'static Family,
     pub(crate) preparation: Preparation,
     pub(crate) arrangement: Arrangement,
+    /// True if rows of a picture all see each other in the decoder.
+    pub(crate) sees_itself: bool,
     /// The tower's settings and some of its weights, hashed.
     pub(crate) fingerprint: [u8; 32],
     /// The token in whose places rows of pictures stand, and its text.
@@ -84,7 +86,7 @@ impl PictureReader {
         if !prepared.layout.is_empty() {
             picture = picture.with_layout(prepared.layout);
         }
-        if self.family.sees_itself {
+        if self.sees_itself {
             picture = picture.with_mutual_rows();
         }
         Ok(PreparedPicture {
@@ -97,11 +99,17 @@ impl PictureReader {
     /// The text of tiles of so many rows and columns, and of the whole behind them.
     fn named_tiles(&self, names: TileNames, grid: TileGrid) -> String {
         let placeholder = &self.placeholder.1;
-        let [before, between, behind] = names.tile;
         let mut text = names.start.to_owned();
         for row in 1..=grid.rows {
             for column in 1..=grid.columns {
-                text += &format!("{before}{row}{between}{column}{behind}{placeholder}");
+                match names.tile {
+                    TileText::Numbers([before, between, behind]) => {
+                        text += &format!("{before}{row}{between}{column}{behind}");
+                    }
+                    TileText::Between(between) if column > 1 => text += between,
+                    TileText::Between(_) => {}
+                }
+                text += placeholder;
             }
             text += names.row_end;
         }

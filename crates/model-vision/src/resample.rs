@@ -1,9 +1,11 @@
-//! [`Resampling`]: a square of learned rows brought to the rows and columns of a picture's patches.
+//! [`Resampling`]: a square of learned rows brought to the rows and columns of a picture's patches;
+//! [`AxisRows`]: learned rows for each of these.
 //!
 //! Done on the host, for each picture: a graph has no operation for it, and it is little next to a
 //! layer. Invariant: the weights of a row's sources sum up to 1. Knows no file.
 
-use model_core::picture::Tile;
+use kv_graph::weights::Weight;
+use model_core::picture::{PictureError, Tile};
 
 /// The way from places of the square to those of patches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +129,60 @@ impl Resampling {
     }
 }
 
+/// Learned rows of columns, and behind them as many of rows: a patch has the sum of its two (Gemma
+/// 4). They are many, and a picture needs few.
+pub(crate) struct AxisRows {
+    tables: Weight,
+    /// Rows of each.
+    n: usize,
+}
+
+impl AxisRows {
+    /// Those in a tensor of `n` rows for each axis.
+    pub(crate) fn new(tables: Weight, n: usize) -> Self {
+        Self { tables, n }
+    }
+
+    /// The rows that are added to the patches of a tile.
+    ///
+    /// # Errors
+    /// [`PictureError::TooLarge`] where it has more rows or columns of patches than there are.
+    pub(crate) fn rows(&self, tile: &Tile) -> Result<Vec<f32>, PictureError> {
+        let dim = self.tables.n_columns().max(1);
+        let (height, width) = tile.sides();
+        let (across, down) = (self.first(0, width)?, self.first(self.n, height)?);
+        let mut out = Vec::with_capacity(tile.places.len() * dim);
+        let row = |rows: &[f32], at: u32| {
+            let start = at as usize * dim;
+            rows.get(start..start + dim).unwrap_or_default().to_vec()
+        };
+        for place in &tile.places {
+            let of_row = row(&down, place.y);
+            let sums = row(&across, place.x).into_iter().zip(of_row);
+            out.extend(sums.map(|(a, b)| a + b));
+        }
+        Ok(out)
+    }
+
+    /// The first `n` rows from row number `from` on.
+    fn first(&self, from: usize, n: usize) -> Result<Vec<f32>, PictureError> {
+        let too_large = || PictureError::TooLarge {
+            got: n as u64,
+            unit: "patches in a row or column",
+            limit: self.n as u64,
+        };
+        let tables = &self.tables;
+        let n_bytes = tables.bytes().len() / (2 * self.n).max(1);
+        let bytes = tables.bytes().slice(from * n_bytes..(from + n) * n_bytes);
+        let bytes = bytes.filter(|_| n <= self.n).ok_or_else(too_large)?;
+        let shape = vec![n, tables.n_columns()];
+        let rows = Weight::new(tables.name(), shape, tables.format(), bytes);
+        Ok(rows.map_err(|_| too_large())?.to_f32())
+    }
+}
+
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
     use kv_core::GridPos;
 
@@ -170,6 +225,20 @@ mod tests {
         // Half way between two: as much of each, and the outer ones count less than nothing.
         let rows = cubic.rows(&square, 1, &tile(1, 2));
         assert_eq!(rows, [0.40625, 2.59375]);
+    }
+
+    #[test]
+    fn columns_and_rows_have_rows_of_their_own() {
+        let values: Vec<f32> = (0..3).map(|x| x as f32).chain([10.0, 20.0, 30.0]).collect();
+        let tables = Weight::from_f32("positions", vec![2, 3, 1], &values).unwrap();
+        let axes = AxisRows::new(tables, 3);
+        let rows = axes.rows(&tile(2, 3)).unwrap();
+        assert_eq!(rows, [10.0, 11.0, 12.0, 20.0, 21.0, 22.0]);
+        let error = axes.rows(&tile(1, 4)).unwrap_err().to_string();
+        assert!(
+            error.contains("4 patches in a row or column: at most 3"),
+            "{error}"
+        );
     }
 
     #[test]

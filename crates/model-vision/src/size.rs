@@ -127,6 +127,26 @@ pub(crate) fn fitted(Size { width, height }: Size, factor: u32, longest: u32) ->
     }
 }
 
+/// The largest size of whole squares with at most so many pixels that nearly has a picture's shape;
+/// one square high or wide where that is too narrow for more (Gemma 4).
+pub(crate) fn filled(Size { width, height }: Size, square: u32, most: u64) -> Size {
+    let (w, h) = (f64::from(width.max(1)), f64::from(height.max(1)));
+    let side = f64::from(square.max(1));
+    let factor = (most as f64 / (w * h)).sqrt();
+    let squares = |length: f64| (factor * length / side).floor();
+    // Squares of a row where there is one row.
+    let longest = (most as f64 / (side * side)).floor();
+    let (across, down) = match (squares(w), squares(h)) {
+        (_, down) if down < 1.0 => ((w / h).floor().min(longest), 1.0),
+        (across, _) if across < 1.0 => (1.0, (h / w).floor().min(longest)),
+        both => both,
+    };
+    Size {
+        width: (across.max(1.0) * side) as u32,
+        height: (down.max(1.0) * side) as u32,
+    }
+}
+
 /// The size of a picture whose shorter side gets this length.
 pub(crate) fn shorter_side(Size { width, height }: Size, side: u32) -> Size {
     let (short, long) = (width.min(height), width.max(height));
@@ -234,6 +254,90 @@ pub(crate) fn margins(Size { width, height }: Size, places: Size) -> Size {
             height: 0,
         }
     }
+}
+
+/// The canvases of at most so many squares: those of one shape follow each other, the larger
+/// first, and shapes come in the order in which the largest of them are found.
+fn canvases(square: u32, most: u32) -> Vec<Size> {
+    let mut shapes: Vec<([u32; 2], Vec<Size>)> = Vec::new();
+    for n in (1..=most).rev() {
+        for rows in (1..=n).filter(|&rows| n.is_multiple_of(rows)) {
+            let columns = n / rows;
+            let canvas = Size {
+                width: columns * square,
+                height: rows * square,
+            };
+            let is_alike = |shape: &[u32; 2]| shape[0] * columns == rows * shape[1];
+            match shapes.iter_mut().find(|(shape, _)| is_alike(shape)) {
+                Some((_, alike)) => alike.push(canvas),
+                None => shapes.push(([rows, columns], vec![canvas])),
+            }
+        }
+    }
+    shapes.into_iter().flat_map(|(_, alike)| alike).collect()
+}
+
+/// The canvas of at most so many squares on which a picture grows least, or where it grows on none,
+/// the one on which it shrinks least. Of equal ones the smallest (Llama 4).
+pub(crate) fn best_canvas(size: Size, square: u32, most: u32) -> Size {
+    // In 32 bits, as the processor computes it: equal scales decide.
+    let scale = |canvas: &Size| {
+        let across = canvas.width as f32 / size.width as f32;
+        let down = canvas.height as f32 / size.height as f32;
+        across.min(down)
+    };
+    let all = canvases(square, most);
+    let scales = || all.iter().map(scale);
+    let least_growth = scales().filter(|&scale| scale >= 1.0).reduce(f32::min);
+    let chosen = least_growth.or_else(|| scales().reduce(f32::max));
+    let chosen = all.iter().filter(|canvas| Some(scale(canvas)) == chosen);
+    let best = chosen.min_by_key(|canvas| u64::from(canvas.width) * u64::from(canvas.height));
+    best.copied().unwrap_or(Size {
+        width: square,
+        height: square,
+    })
+}
+
+/// The size of a picture on its canvas: it keeps its shape, and grows to one square at most.
+pub(crate) fn on_canvas(Size { width, height }: Size, canvas: Size, square: u32) -> Size {
+    // What the canvas bounds, the processor has in 32 bits.
+    let bound = |side: u32, canvas: u32| {
+        let most = side.max(square);
+        if canvas < most {
+            let scale = canvas as f32 / side as f32;
+            (canvas, f64::from(scale), Bits::Of32)
+        } else {
+            (most, f64::from(most) / f64::from(side), Bits::Of64)
+        }
+    };
+    let (target_width, across, bits_across) = bound(width, canvas.width);
+    let (target_height, down, bits_down) = bound(height, canvas.height);
+    let is_wide = match (bits_across, bits_down) {
+        (Bits::Of64, Bits::Of64) => across < down,
+        _ => (across as f32) < down as f32,
+    };
+    let scaled = |side: u32, scale: f64, bits: Bits| match bits {
+        Bits::Of32 => (side as f32 * scale as f32).floor() as u32,
+        Bits::Of64 => (f64::from(side) * scale).floor() as u32,
+    };
+    if is_wide {
+        Size {
+            width: target_width,
+            height: scaled(height, across, bits_across).clamp(1, target_height),
+        }
+    } else {
+        Size {
+            width: scaled(width, down, bits_down).clamp(1, target_width),
+            height: target_height,
+        }
+    }
+}
+
+/// The precision of a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bits {
+    Of32,
+    Of64,
 }
 
 /// The size of a picture whose longer side gets this length, with an even shorter one (Idefics 3:
@@ -367,6 +471,38 @@ mod tests {
         }
         assert_eq!(whole_squares(size(48, 28), 16), size(48, 32));
         assert_eq!(whole_squares(size(36, 50), 16), size(48, 64));
+    }
+
+    #[test]
+    fn pictures_lie_on_canvases() {
+        for (given, square, most, canvas, there) in [
+            (size(120, 90), 16, 4, size(32, 32), size(32, 24)),
+            (size(20, 12), 16, 4, size(32, 16), size(20, 12)),
+            (size(20, 12), 336, 16, size(336, 336), size(336, 201)),
+            (size(120, 90), 16, 16, size(64, 48), size(64, 48)),
+            (size(100, 50), 16, 16, size(80, 48), size(80, 40)),
+            (size(900, 1), 336, 16, size(1008, 336), size(900, 1)),
+            (size(700, 900), 336, 16, size(1008, 1008), size(700, 900)),
+        ] {
+            assert_eq!(best_canvas(given, square, most), canvas, "{given:?}");
+            assert_eq!(on_canvas(given, canvas, square), there, "{given:?}");
+        }
+    }
+
+    #[test]
+    fn pictures_fill_what_pixels_allow() {
+        for (given, square, n_squares, wanted) in [
+            (size(120, 90), 12, 12, size(48, 36)),
+            (size(20, 12), 12, 12, size(48, 24)),
+            (size(1024, 768), 48, 280, size(912, 672)),
+            (size(70, 70), 48, 280, size(768, 768)),
+            (size(5000, 20), 48, 280, size(12_672, 48)),
+            (size(20, 5000), 48, 280, size(48, 12_672)),
+            (size(100_000, 1), 48, 280, size(13_440, 48)),
+        ] {
+            let most = n_squares * u64::from(square) * u64::from(square);
+            assert_eq!(filled(given, square, most), wanted, "{given:?}");
+        }
     }
 
     #[test]

@@ -7,7 +7,8 @@ use model_core::picture::{PictureError, PictureRow};
 
 use crate::pixels::{Filter, Pixels};
 use crate::size::{
-    Size, SmartSize, best_of, fit_into, longer_side, margins, nearest_grid, whole_squares,
+    Size, SmartSize, best_canvas, best_of, fit_into, longer_side, margins, nearest_grid, on_canvas,
+    whole_squares,
 };
 
 /// The number of tiles.
@@ -27,6 +28,9 @@ pub(crate) enum Tiling {
     },
     /// Those of the best of these sizes, in whose middle the picture lies (LLaVA 1.6).
     Padded(Vec<Size>),
+    /// At most so many, in the shape that shrinks the picture least; it lies in the upper left
+    /// corner (Llama 4).
+    Canvas(u32),
 }
 
 /// A picture in tiles.
@@ -105,6 +109,15 @@ impl Tiling {
                     start(size.height, fitted.height),
                 ];
                 let padded = fitted.cropped(corner, size.width, size.height);
+                (padded, resized(pixels, square)?)
+            }
+            Self::Canvas(most) => {
+                let canvas = best_canvas(pixels.size(), side, most);
+                let fitted = resized(pixels, on_canvas(pixels.size(), canvas, side))?;
+                let padded = fitted.cropped([0, 0], canvas.width, canvas.height);
+                if canvas == square {
+                    return Ok(CutPicture::alone(padded));
+                }
                 (padded, resized(pixels, square)?)
             }
             Self::Covering(longest) => {

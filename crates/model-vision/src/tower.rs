@@ -8,11 +8,13 @@
 use kv_core::{LayerIdx, PartIdx, Window};
 use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder};
 use kv_graph::{
-    Activation, Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, RowGain,
+    Activation, Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, NormGain,
+    RowGain, TableRow,
 };
 use model_core::blocks::{AttentionBlock, FeedForwardBlock, LayerContext, Norm};
 
 use crate::arrange::Arrangement;
+use crate::clip::ClippedMatrices;
 use crate::resample::Resampling;
 
 /// The names of weights of the towers and of projectors.
@@ -37,6 +39,19 @@ pub(crate) enum TowerPositions {
     /// A square of learned rows, resampled to the patches of each picture: they come in behind the
     /// values of patches.
     Resampled(Resampling),
+    /// So many learned rows for columns, and as many for rows: a patch's are added and come in
+    /// behind its values.
+    OfAxes(usize),
+}
+
+impl TowerPositions {
+    /// True if the rows of positions come in behind the values of patches.
+    fn are_given(self) -> bool {
+        match self {
+            Self::None | Self::Learned(_) => false,
+            Self::Resampled(_) | Self::OfAxes(_) => true,
+        }
+    }
 }
 
 /// The feed-forward block of a layer.
@@ -49,7 +64,7 @@ pub(crate) enum TowerFeedForward {
 }
 
 /// The treatment of the rows that a block of a layer adds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum TowerResidual {
     /// Nothing.
     #[default]
@@ -57,17 +72,25 @@ pub(crate) enum TowerResidual {
     /// Each value gets a learned factor: `ls1` behind the attention, `ls2` behind the feed-forward
     /// block (InternViT).
     Scaled,
+    /// They are normed: `attn_post_norm` and `ffn_post_norm` (Gemma 4).
+    Normed(Norm),
 }
 
 impl TowerResidual {
-    /// The rows `x`, with the factors of this name where there are some.
-    fn build(self, b: &mut GraphBuilder, name: &str, x: NodeId) -> Result<NodeId, GraphError> {
+    /// The rows `x`, with the factors or the norm of these names where there are some.
+    fn build(
+        self,
+        b: &mut GraphBuilder,
+        [factors, norm]: [&str; 2],
+        x: NodeId,
+    ) -> Result<NodeId, GraphError> {
         match self {
             Self::Plain => Ok(x),
             Self::Scaled => {
-                let factors = format!("{name}.weight");
-                b.gain(name, x, RowGain::PerValue(&factors))
+                let weight = format!("{factors}.weight");
+                b.gain(factors, x, RowGain::PerValue(&weight))
             }
+            Self::Normed(kind) => kind.build(b, norm, x, norm),
         }
     }
 }
@@ -83,6 +106,14 @@ pub(crate) enum ProjectorStep {
     Affine(String, usize),
     /// A function.
     Activate(Activation),
+    /// All values times this.
+    Scale(f32),
+    /// The one row of a tensor, added.
+    Plus(String),
+    /// Each value times one of a tensor.
+    Times(String),
+    /// A norm by the root of the mean square without a gain, to which this is added.
+    PlainNorm(f32),
     /// A block with a gate: the names of the matrices of gate, of what it is multiplied with, and
     /// of what both go through then.
     Gated([(String, usize); 3], Activation),
@@ -124,6 +155,8 @@ pub struct Tower {
     pub(crate) projector: Vec<ProjectorStep>,
     /// What comes out behind a row's own values, in the order of layers.
     pub(crate) deep: Vec<DeepRows>,
+    /// The matrices of layers whose inputs and outputs have bounds.
+    pub(crate) clipped: ClippedMatrices,
 }
 
 impl Tower {
@@ -140,9 +173,10 @@ impl Tower {
         let given = b.input(Input::Embeddings {
             dim: self.given_len(),
         })?;
-        let patches = match self.positions {
-            TowerPositions::Resampled(_) => b.columns("patches", given, 0..self.patch_len)?,
-            TowerPositions::None | TowerPositions::Learned(_) => given,
+        let patches = if self.positions.are_given() {
+            b.columns("patches", given, 0..self.patch_len)?
+        } else {
+            given
         };
         let matrix = Affine {
             weight: PATCH_EMBEDDING,
@@ -158,7 +192,7 @@ impl Tower {
                 let positions = b.input(Input::Positions)?;
                 Some(b.embed("pos_embd", positions, POSITIONS, [n, self.dim])?)
             }
-            TowerPositions::Resampled(_) => {
+            TowerPositions::Resampled(_) | TowerPositions::OfAxes(_) => {
                 let columns = self.patch_len..self.given_len();
                 Some(b.columns("pos_embd", given, columns)?)
             }
@@ -184,14 +218,15 @@ impl Tower {
             x = norm.build(&mut b, "post_ln", x, "v.post_ln")?;
         }
         let outputs: Vec<NodeId> = std::iter::once(x).chain(deep).collect();
-        b.finish(&outputs)
+        self.clipped.applied(b.finish(&outputs)?)
     }
 
     /// Values of what comes in for a patch.
     pub(crate) fn given_len(&self) -> usize {
-        match self.positions {
-            TowerPositions::None | TowerPositions::Learned(_) => self.patch_len,
-            TowerPositions::Resampled(_) => self.patch_len + self.dim,
+        if self.positions.are_given() {
+            self.patch_len + self.dim
+        } else {
+            self.patch_len
         }
     }
 
@@ -221,7 +256,9 @@ impl Tower {
         };
         let normed = self.norm.build(b, "ln1", x, "ln1")?;
         let attended = attention.build_in_batch(b, at, normed)?;
-        let attended = self.residual.build(b, "ls1", attended)?;
+        let attended = self
+            .residual
+            .build(b, ["ls1", "attn_post_norm"], attended)?;
         let x = b.add("attn_sum", attended, x)?;
         let normed = self.norm.build(b, "ln2", x, "ln2")?;
         let fed = match self.feed_forward {
@@ -236,7 +273,7 @@ impl Tower {
                 b.affine("ffn_out", act, weights, self.dim)?
             }
         };
-        let fed = self.residual.build(b, "ls2", fed)?;
+        let fed = self.residual.build(b, ["ls2", "ffn_post_norm"], fed)?;
         b.add("l_out", fed, x)
     }
 
@@ -263,6 +300,21 @@ impl Tower {
                     b.affine(&name, x, Affine::new(weight).bias(&bias), *width)?
                 }
                 ProjectorStep::Activate(activation) => b.activate(&name, *activation, x)?,
+                ProjectorStep::Scale(factor) => b.scale(&name, x, *factor)?,
+                ProjectorStep::Plus(weight) => {
+                    let (row, n_rows) = (0, 1);
+                    b.add_row(
+                        &name,
+                        x,
+                        TableRow {
+                            weight,
+                            row,
+                            n_rows,
+                        },
+                    )?
+                }
+                ProjectorStep::Times(weight) => b.gain(&name, x, RowGain::PerValue(weight))?,
+                ProjectorStep::PlainNorm(eps) => b.rms_norm_with(&name, x, NormGain::None, *eps)?,
                 ProjectorStep::Gated([gate, up, down], activation) => {
                     let gate = b.linear(&format!("{name}_gate"), x, &gate.0, gate.1)?;
                     let up = b.linear(&format!("{name}_up"), x, &up.0, up.1)?;
@@ -279,7 +331,7 @@ impl Tower {
         self.projector.iter().find_map(|step| match step {
             ProjectorStep::Matrix(name, _) | ProjectorStep::Affine(name, _) => Some(name.as_str()),
             ProjectorStep::Gated([(name, _), ..], _) => Some(name.as_str()),
-            ProjectorStep::Norm(..) | ProjectorStep::Activate(_) => None,
+            _ => None,
         })
     }
 
@@ -295,7 +347,7 @@ impl Tower {
             ProjectorStep::Matrix(_, width)
             | ProjectorStep::Affine(_, width)
             | ProjectorStep::Gated([.., (_, width)], _) => Some(width),
-            ProjectorStep::Norm(..) | ProjectorStep::Activate(_) => None,
+            _ => None,
         });
         width.unwrap_or(self.arrangement.width(self.dim))
     }

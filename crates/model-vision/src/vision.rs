@@ -113,6 +113,7 @@ impl Vision {
             tower,
             weights,
             preparation,
+            sees_itself,
         } = read;
         let mut hash = Sha256::new();
         hash.update(format!("{family:?} {tower:?} {preparation:?}"));
@@ -128,6 +129,7 @@ impl Vision {
             family,
             preparation,
             arrangement: tower.arrangement,
+            sees_itself,
             fingerprint: hash.finalize().into(),
             placeholder,
         };

@@ -7,9 +7,11 @@
 use std::sync::Arc;
 
 use kv_graph::weights::{
-    MemoryWeights, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
+    MemoryWeights, SharedBytes, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
 };
 
+use crate::clip::ClippedMatrices;
+use crate::prepare::ClassRow;
 use crate::tower::{PATCH_BIAS, PATCH_EMBEDDING, POSITIONS};
 
 /// The second half of a convolution over two pictures.
@@ -33,22 +35,34 @@ pub(crate) enum PatchOrder {
 }
 
 /// The changes of the tensors of a file.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Changes {
     /// Values of a patch.
     pub(crate) patch_len: usize,
     pub(crate) order: PatchOrder,
+    pub(crate) class_row: ClassRow,
+    /// Of each head of queries and keys the rows in the file in the order in which graphs rotate
+    /// them; empty where that is the file's.
+    pub(crate) head_rows: Vec<usize>,
     /// A matrix whose rows are columns in the file.
     pub(crate) transposed: Option<&'static str>,
     /// A matrix whose columns are, in the file, for each value those of all rows that are joined,
     /// and not for each row those of all values.
     pub(crate) unfolded: Option<&'static str>,
+    /// Matrices whose inputs and outputs have bounds.
+    pub(crate) clipped: ClippedMatrices,
 }
+
+/// What is taken off each value behind the layers, in the file, and the same with another sign.
+const STD_BIAS: &str = "v.std_bias";
+pub(crate) const STD_SHIFT: &str = "v.std_shift";
 
 /// The tensors of a tower.
 pub(crate) struct TowerWeights {
     source: Arc<dyn WeightSource>,
     made: MemoryWeights,
+    /// See [`Changes::head_rows`].
+    head_rows: Vec<usize>,
     /// True if the file has the matrices of feed-forward blocks under each other's names.
     swapped: bool,
 }
@@ -66,8 +80,11 @@ impl TowerWeights {
         let Changes {
             patch_len,
             order,
+            class_row,
+            head_rows,
             transposed,
             unfolded,
+            clipped,
         } = changes;
         let first = source.require(PATCH_EMBEDDING)?;
         let dim = first.shape().first().copied().unwrap_or(0);
@@ -94,10 +111,16 @@ impl TowerWeights {
             values.iter_mut().zip(second).for_each(|(sum, b)| *sum += b);
         }
         made.insert_f32(PATCH_EMBEDDING, &[dim, patch_len], &values)?;
-        if let Some(positions) = source.get(POSITIONS) {
+        // Those of columns and rows are many, and looked up where they are.
+        let learned = source.get(POSITIONS);
+        if let Some(positions) = learned.filter(|rows| !matches!(rows.shape(), [2, _, _])) {
             let mut rows = positions.to_f32();
             if let Some(class) = source.get(CLASS_ROW) {
                 let class = class.to_f32();
+                if class_row == ClassRow::Corner {
+                    let n = rows.len();
+                    rows.rotate_right(dim.min(n));
+                }
                 rows.iter_mut().zip(class).for_each(|(sum, b)| *sum += b);
                 // The row before patches is no patch: what the graph adds to all is taken off.
                 let bias = source.get(PATCH_BIAS).map(|bias| bias.to_f32());
@@ -130,13 +153,47 @@ impl TowerWeights {
             let moved = rows.flat_map(|row| columns.iter().map(|&column| row[column]));
             made.insert_f32(name, &[n_rows, columns.len()], &moved.collect::<Vec<_>>())?;
         }
+        if let Some(bias) = source.get(STD_BIAS) {
+            let shift: Vec<f32> = bias.to_f32().into_iter().map(|value| -value).collect();
+            made.insert_f32(STD_SHIFT, &[1, shift.len()], &shift)?;
+        }
+        let sizes = |name: &str| {
+            let found = source.describe(name);
+            let found = found.or_else(|_| source.describe(&usual_name(name)));
+            match found.map(|info| info.shape).as_deref() {
+                Ok(&[rows, columns]) => [rows, columns],
+                _ => [0, 0],
+            }
+        };
+        clipped.add_middles(sizes, &mut made)?;
         let up = source.describe(UP).map(|info| info.shape);
         let swapped = matches!(up.as_deref(), Ok(&[rows, columns]) if rows == dim && columns > dim);
         Ok(Self {
             source,
             made,
+            head_rows,
             swapped,
         })
+    }
+
+    /// A weight whose rows, or values, follow the order of those of heads.
+    fn with_heads_in_order(&self, weight: Weight) -> Result<Weight, WeightError> {
+        let n_head = self.head_rows.len();
+        let n_rows = weight.shape().first().copied().unwrap_or(0);
+        let n_bytes = weight.bytes().len().checked_div(n_rows).unwrap_or(0);
+        let is_whole = n_bytes > 0 && n_rows.is_multiple_of(n_head);
+        if n_head == 0 || !is_whole || !is_of_heads(weight.name()) {
+            return Ok(weight);
+        }
+        let mut bytes = Vec::with_capacity(weight.bytes().len());
+        for head in weight.bytes().chunks_exact(n_bytes * n_head) {
+            for row in self.head_rows.iter().map(|&row| row * n_bytes) {
+                bytes.extend_from_slice(head.get(row..row + n_bytes).unwrap_or_default());
+            }
+        }
+        let bytes = SharedBytes::from(bytes);
+        let shape = weight.shape().to_vec();
+        Weight::new(weight.name(), shape, weight.format(), bytes)
     }
 
     /// The name in the file.
@@ -151,7 +208,7 @@ impl TowerWeights {
         let other = if name == last_norm {
             input_norm.to_owned()
         } else {
-            name.replace(".attn_output.", ".attn_out.")
+            usual_name(name)
         };
         if self.source.describe(name).is_ok() || self.source.describe(&other).is_err() {
             name.to_owned()
@@ -159,6 +216,19 @@ impl TowerWeights {
             other
         }
     }
+}
+
+/// The name in files of llama.cpp's converter of a tensor of a layer, where it is another one. It
+/// has had two names for the second norm of Llama 4.
+pub(crate) fn usual_name(name: &str) -> String {
+    name.replace(".attn_output.", ".attn_out.")
+        .replace(".ln2.", ".attn_post_norm.")
+}
+
+/// True if the rows of a tensor are those of heads that rotate.
+fn is_of_heads(name: &str) -> bool {
+    let parts = [".attn_q.", ".attn_k.", ".attn_q_norm.", ".attn_k_norm."];
+    parts.iter().any(|part| name.contains(part))
 }
 
 impl WeightSource for TowerWeights {
@@ -180,7 +250,7 @@ impl WeightSource for TowerWeights {
     fn require(&self, name: &str) -> Result<Weight, WeightError> {
         match self.made.get(name) {
             Some(weight) => Ok(weight),
-            None => self.source.require(&self.name_in_file(name)),
+            None => self.with_heads_in_order(self.source.require(&self.name_in_file(name))?),
         }
     }
 

@@ -126,12 +126,13 @@ fn patches_are_the_processors() {
             // The processor's of Qwen's towers has each colour twice, for films; others are whole
             // pictures, whose first row is that of the first patches.
             let side = (n / 3).isqrt();
-            let first = if name.starts_with("qwen") || name == "glm4v" {
+            let first = if name.starts_with("qwen") || name.starts_with("glm4v") {
                 wanted[..side].to_vec()
             } else {
                 wanted[..side.min(wanted.len())].to_vec()
             };
-            let before = usize::from(["llava", "llava_next", "internvl"].contains(&name)) * n;
+            let before =
+                usize::from(["llava", "llava_next", "internvl", "llama4"].contains(&name)) * n;
             let off = distance(&patches[before..before + side], &first);
             assert!(off < PIXEL_TOLERANCE, "{name}, {number}: off by {off}");
         }

@@ -56,6 +56,24 @@ const LLAMA: HfClass = HfClass {
     ..HfClass::EMPTY
 };
 
+const LLAMA4: HfClass = HfClass {
+    name: "Llama4ForCausalLM",
+    architecture: "llama4",
+    keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, EXPERT_KEYS, LLAMA4_KEYS],
+    tensors: &[
+        EMBEDDING_TENSORS,
+        INPUT_NORM,
+        ATTENTION_TENSORS,
+        ATTENTION_VECTORS,
+        NORM_BEFORE_FFN,
+        LLAMA4_DENSE,
+        LLAMA4_ROUTER,
+        LLAMA4_EXPERTS,
+    ],
+    defaults: &[("head_dim", 128), ("rope_theta", 500_000)],
+    ..LLAMA
+};
+
 /// All classes.
 pub(crate) fn classes() -> impl Iterator<Item = &'static HfClass> {
     CLASSES
@@ -176,23 +194,7 @@ const CLASSES: &[HfClass] = &[
         defaults: &[("head_dim", 64), ("rope_theta", 150_000)],
         ..LLAMA
     },
-    HfClass {
-        name: "Llama4ForCausalLM",
-        architecture: "llama4",
-        keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, EXPERT_KEYS, LLAMA4_KEYS],
-        tensors: &[
-            EMBEDDING_TENSORS,
-            INPUT_NORM,
-            ATTENTION_TENSORS,
-            ATTENTION_VECTORS,
-            NORM_BEFORE_FFN,
-            LLAMA4_DENSE,
-            LLAMA4_ROUTER,
-            LLAMA4_EXPERTS,
-        ],
-        defaults: &[("head_dim", 128), ("rope_theta", 500_000)],
-        ..LLAMA
-    },
+    LLAMA4,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     HfClass {

@@ -49,32 +49,7 @@ pub(super) const CLASSES: &[HfClass] = &[
         ],
         ..LLAMA
     },
-    HfClass {
-        name: "Glm4MoeForCausalLM",
-        architecture: "glm4moe",
-        keys: &[
-            DECODER_KEYS,
-            RMS_EPS,
-            ROPE_KEYS,
-            EXPERT_WIDTH,
-            &[SILU],
-            GLM4_MOE_KEYS,
-        ],
-        tensors: &[
-            EMBEDDING_TENSORS,
-            INPUT_NORM,
-            ATTENTION_TENSORS,
-            ATTENTION_VECTORS,
-            NORM_AFTER_ATTENTION,
-            GATED_TENSORS,
-            QWEN3_MOE_ROUTER,
-            QWEN3_MOE_EXPERTS,
-            SHARED_EXPERTS,
-            HEAD_TENSORS,
-        ],
-        rotated_part: Some(0.5),
-        ..LLAMA
-    },
+    GLM4_MOE,
     HfClass {
         name: "Ernie4_5_MoeForCausalLM",
         architecture: "ernie4_5-moe",
@@ -300,8 +275,36 @@ pub(super) const EXPERT_WIDTH: &[Key] = &[Key::Count {
     from: "moe_intermediate_size",
 }];
 
+/// GLM-4.5 and 4.6.
+pub(super) const GLM4_MOE: HfClass = HfClass {
+    name: "Glm4MoeForCausalLM",
+    architecture: "glm4moe",
+    keys: &[
+        DECODER_KEYS,
+        RMS_EPS,
+        ROPE_KEYS,
+        EXPERT_WIDTH,
+        &[SILU],
+        GLM4_MOE_KEYS,
+    ],
+    tensors: &[
+        EMBEDDING_TENSORS,
+        INPUT_NORM,
+        ATTENTION_TENSORS,
+        ATTENTION_VECTORS,
+        NORM_AFTER_ATTENTION,
+        GATED_TENSORS,
+        QWEN3_MOE_ROUTER,
+        QWEN3_MOE_EXPERTS,
+        SHARED_EXPERTS,
+        HEAD_TENSORS,
+    ],
+    rotated_part: Some(0.5),
+    ..LLAMA
+};
+
 /// Routing that GGUF files spell out.
-const GLM4_MOE_KEYS: &[Key] = &[
+pub(super) const GLM4_MOE_KEYS: &[Key] = &[
     Key::Count {
         to: "expert_count",
         from: "n_routed_experts",

@@ -13,9 +13,9 @@ use model_core::hf::{
 
 use super::keys::EXPERT_KEYS;
 use super::recent::{GLM4_TENSORS, OFF};
-use super::routed::EXPERT_WIDTH;
+use super::routed::{EXPERT_WIDTH, GLM4_MOE, GLM4_MOE_KEYS};
 use super::tensors::{GATE_AND_UP_IN_COLUMNS, QWEN3_MOE_ROUTER};
-use super::{GEMMA3, LLAMA, MISTRAL, QWEN2, QWEN3};
+use super::{GEMMA3, LLAMA, LLAMA4, MISTRAL, QWEN2, QWEN3};
 
 /// The classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[
@@ -51,12 +51,14 @@ pub(super) const CLASSES: &[HfClass] = &[
         ..IDEFICS3
     },
     GEMMA3_VL,
+    LLAMA4_VL,
     MISTRAL3,
     HfClass {
         name: "Qwen2_5_VLForConditionalGeneration",
         ..QWEN2_VL
     },
     GLM4V,
+    GLM4V_MOE,
     QWEN3_VL,
     HfClass {
         name: "Qwen3VLMoeForConditionalGeneration",
@@ -123,6 +125,22 @@ const GLM4V: HfClass = HfClass {
     other_parts: VISION,
     defaults: &[("num_key_value_heads", 2)],
     ..LLAMA
+};
+
+/// GLM-4.5V.
+const GLM4V_MOE: HfClass = HfClass {
+    name: "Glm4vMoeForConditionalGeneration",
+    keys: &[
+        DECODER_KEYS,
+        RMS_EPS,
+        EXPERT_WIDTH,
+        &[SILU, Key::With(consecutive_sections)],
+        GLM4_MOE_KEYS,
+    ],
+    section: Some("text_config"),
+    text: "language_model.",
+    other_parts: VISION,
+    ..GLM4_MOE
 };
 
 /// Values that rotate together are neighbours in these directories, and half of what rotates apart
@@ -224,6 +242,15 @@ const GEMMA3_VL: HfClass = HfClass {
     text: "language_model.",
     other_parts: TOWER_AND_PROJECTOR,
     ..GEMMA3
+};
+
+/// Llama 4 with its tower.
+const LLAMA4_VL: HfClass = HfClass {
+    name: "Llama4ForConditionalGeneration",
+    section: Some("text_config"),
+    text: "language_model.",
+    other_parts: &["vision_model.", "multi_modal_projector."],
+    ..LLAMA4
 };
 
 /// Mistral Small 3.1 with the tower of Pixtral (arXiv 2410.07073).

@@ -3,6 +3,7 @@
 //! Invariant: a setting that changes a tower's rows and is not known is refused by its key. Knows
 //! no decoder.
 
+mod gemma4;
 mod processor;
 mod tables;
 mod tiled;
@@ -13,6 +14,7 @@ use model_core::hf::{
 };
 use serde_json::Value;
 
+use gemma4::GEMMA4;
 pub(crate) use processor::add_processor;
 use tables::{
     CLIP_LAYER, CLIP_OUTER, GATED_WITH_BIASES, GEMMA_PROJECTOR, GLM_LAYER, GLM_OUTER,
@@ -20,7 +22,7 @@ use tables::{
     QWEN_ATTENTION, QWEN_OUTER, QWEN3_DEEP, QWEN3_OUTER, TWO_MATRICES,
 };
 
-use tiled::{IDEFICS3, INTERNVL, LFM2_VL, SMOLVLM};
+use tiled::{IDEFICS3, INTERNVL, LFM2_VL, LLAMA4, SMOLVLM};
 
 /// The classes that have a tower.
 pub(crate) fn classes() -> HfClasses {
@@ -33,15 +35,18 @@ pub(crate) fn classes() -> HfClasses {
         QWEN35,
         QWEN35_MOE,
         GLM4V,
+        GLM4V_MOE,
         LLAVA,
         LLAVA_NEXT,
         PIXTRAL,
         MISTRAL3,
         GEMMA3,
+        GEMMA4,
         INTERNVL,
         IDEFICS3,
         SMOLVLM,
         LFM2_VL,
+        LLAMA4,
     ] {
         classes.register(class);
     }
@@ -195,6 +200,12 @@ const GLM4V: HfClass = HfClass {
         ("temporal_patch_size", 2),
     ],
     ..TOWER
+};
+
+/// GLM-4.5V, with the tower of GLM-4.1V.
+const GLM4V_MOE: HfClass = HfClass {
+    name: "Glm4vMoeForConditionalGeneration",
+    ..GLM4V
 };
 
 const LLAVA: HfClass = HfClass {

@@ -66,21 +66,34 @@ pub(crate) fn add_processor(
             return Err(config.wrong(&at(key), "true"));
         }
     }
+    if config.optional_flag(&at("resize_to_max_canvas"))? == Some(true) {
+        return Err(config.wrong(&at("resize_to_max_canvas"), "false"));
+    }
     if let Some(tolerance) = config.optional_number(&at("max_pixels_tolerance"))? {
         metadata.insert("clip.vision.preproc_tolerance", tolerance as f32);
     }
     let side: Option<u32> = metadata.optional("clip.vision.image_size").ok().flatten();
-    let tile = "max_image_size.longest_edge";
-    if let (Some(side), Some(tile_side)) = (side, whole(tile))
-        && side != tile_side
-    {
-        return Err(config.wrong(&at(tile), format!("{side}, the tower's size")));
-    }
-    // The processor of GLM counts the pixels of a picture twice, as those of a film.
     let projector: Option<&str> = metadata
         .optional("clip.vision.projector_type")
         .ok()
         .flatten();
+    // Sizes that the processor states besides the tower.
+    let count = |key: &str| metadata.optional::<u32>(key).ok().flatten();
+    let patch = count("clip.vision.patch_size");
+    let merge = count("clip.vision.projector.scale_factor");
+    let twice: &[(&str, Option<u32>)] = match projector {
+        Some("llama4") => &[("size.height", side), ("size.width", side)],
+        Some("gemma4v") => &[("patch_size", patch), ("pooling_kernel_size", merge)],
+        _ => &[("max_image_size.longest_edge", side)],
+    };
+    for (key, of_tower) in twice {
+        if let (Some(of_tower), Some(stated)) = (of_tower, whole(key))
+            && *of_tower != stated
+        {
+            return Err(config.wrong(&at(key), format!("{of_tower}, as in the tower")));
+        }
+    }
+    // The processor of GLM counts the pixels of a picture twice, as those of a film.
     let n_pictures = if projector == Some("glm4v") { 2 } else { 1 };
     for (to, names) in [
         (
@@ -99,13 +112,12 @@ pub(crate) fn add_processor(
         }
     }
     // The rows of a picture, in pixels.
-    let count = |key: &str| metadata.optional::<u32>(key).ok().flatten();
-    let patch = count("clip.vision.patch_size").unwrap_or(0);
-    let merge = count("clip.vision.projector.scale_factor").unwrap_or(1);
-    let of_row = patch.saturating_mul(merge).saturating_pow(2);
+    let of_row = patch.unwrap_or(0).saturating_mul(merge.unwrap_or(1));
+    let of_row = of_row.saturating_pow(2);
     for (to, from) in [
         ("image_min_pixels", "min_image_tokens"),
         ("image_max_pixels", "max_image_tokens"),
+        ("image_max_pixels", "max_soft_tokens"),
     ] {
         if let Some(n_rows) = whole(from) {
             let n_pixels = n_rows.saturating_mul(of_row);

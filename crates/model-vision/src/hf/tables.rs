@@ -179,6 +179,71 @@ pub(super) const GEMMA_PROJECTOR: [TensorRule; 2] = [
     ),
 ];
 
+pub(super) const GEMMA4_LAYER: [TensorRule; 13] = [
+    same("ln1.weight", "input_layernorm.weight"),
+    same("attn_post_norm.weight", "post_attention_layernorm.weight"),
+    same("ln2.weight", "pre_feedforward_layernorm.weight"),
+    same("ffn_post_norm.weight", "post_feedforward_layernorm.weight"),
+    same("attn_q_norm.weight", "self_attn.q_norm.weight"),
+    same("attn_k_norm.weight", "self_attn.k_norm.weight"),
+    same("attn_q.weight", "self_attn.q_proj.linear.weight"),
+    same("attn_k.weight", "self_attn.k_proj.linear.weight"),
+    same("attn_v.weight", "self_attn.v_proj.linear.weight"),
+    same("attn_output.weight", "self_attn.o_proj.linear.weight"),
+    same("ffn_gate.weight", "mlp.gate_proj.linear.weight"),
+    same("ffn_up.weight", "mlp.up_proj.linear.weight"),
+    same("ffn_down.weight", "mlp.down_proj.linear.weight"),
+];
+
+/// The bounds of the matrices of a layer of Gemma 4.
+pub(super) const GEMMA4_BOUNDS: [TensorRule; 28] = [
+    same("attn_q.input_min", "self_attn.q_proj.input_min"),
+    same("attn_q.input_max", "self_attn.q_proj.input_max"),
+    same("attn_q.output_min", "self_attn.q_proj.output_min"),
+    same("attn_q.output_max", "self_attn.q_proj.output_max"),
+    same("attn_k.input_min", "self_attn.k_proj.input_min"),
+    same("attn_k.input_max", "self_attn.k_proj.input_max"),
+    same("attn_k.output_min", "self_attn.k_proj.output_min"),
+    same("attn_k.output_max", "self_attn.k_proj.output_max"),
+    same("attn_v.input_min", "self_attn.v_proj.input_min"),
+    same("attn_v.input_max", "self_attn.v_proj.input_max"),
+    same("attn_v.output_min", "self_attn.v_proj.output_min"),
+    same("attn_v.output_max", "self_attn.v_proj.output_max"),
+    same("attn_output.input_min", "self_attn.o_proj.input_min"),
+    same("attn_output.input_max", "self_attn.o_proj.input_max"),
+    same("attn_output.output_min", "self_attn.o_proj.output_min"),
+    same("attn_output.output_max", "self_attn.o_proj.output_max"),
+    same("ffn_gate.input_min", "mlp.gate_proj.input_min"),
+    same("ffn_gate.input_max", "mlp.gate_proj.input_max"),
+    same("ffn_gate.output_min", "mlp.gate_proj.output_min"),
+    same("ffn_gate.output_max", "mlp.gate_proj.output_max"),
+    same("ffn_up.input_min", "mlp.up_proj.input_min"),
+    same("ffn_up.input_max", "mlp.up_proj.input_max"),
+    same("ffn_up.output_min", "mlp.up_proj.output_min"),
+    same("ffn_up.output_max", "mlp.up_proj.output_max"),
+    same("ffn_down.input_min", "mlp.down_proj.input_min"),
+    same("ffn_down.input_max", "mlp.down_proj.input_max"),
+    same("ffn_down.output_min", "mlp.down_proj.output_min"),
+    same("ffn_down.output_max", "mlp.down_proj.output_max"),
+];
+
+pub(super) const GEMMA4_OUTER: [TensorRule; 5] = [
+    same(
+        "v.patch_embd.weight",
+        "model.vision_tower.patch_embedder.input_proj.weight",
+    ),
+    same(
+        "v.position_embd.weight",
+        "model.vision_tower.patch_embedder.position_embedding_table",
+    ),
+    same("v.std_bias", "model.vision_tower.std_bias"),
+    same("v.std_scale", "model.vision_tower.std_scale"),
+    same(
+        "mm.input_projection.weight",
+        "model.embed_vision.embedding_projection.weight",
+    ),
+];
+
 pub(super) const INTERNVL_LAYER: [TensorRule; 20] = [
     same("ln1.weight", "layernorm_before.weight"),
     same("ln1.bias", "layernorm_before.bias"),
@@ -222,6 +287,53 @@ pub(super) const INTERNVL_PROJECTOR: [TensorRule; 6] = [
     same("1.bias", "linear_1.bias"),
     same("3.weight", "linear_2.weight"),
     same("3.bias", "linear_2.bias"),
+];
+
+pub(super) const LLAMA4_LAYER: [TensorRule; 16] = [
+    same("ln1.weight", "input_layernorm.weight"),
+    same("ln1.bias", "input_layernorm.bias"),
+    same("ln2.weight", "post_attention_layernorm.weight"),
+    same("ln2.bias", "post_attention_layernorm.bias"),
+    same("attn_q.weight", "self_attn.q_proj.weight"),
+    same("attn_q.bias", "self_attn.q_proj.bias"),
+    same("attn_k.weight", "self_attn.k_proj.weight"),
+    same("attn_k.bias", "self_attn.k_proj.bias"),
+    same("attn_v.weight", "self_attn.v_proj.weight"),
+    same("attn_v.bias", "self_attn.v_proj.bias"),
+    same("attn_output.weight", "self_attn.o_proj.weight"),
+    same("attn_output.bias", "self_attn.o_proj.bias"),
+    same("ffn_up.weight", "mlp.fc1.weight"),
+    same("ffn_up.bias", "mlp.fc1.bias"),
+    same("ffn_down.weight", "mlp.fc2.weight"),
+    same("ffn_down.bias", "mlp.fc2.bias"),
+];
+
+pub(super) const LLAMA4_OUTER: [TensorRule; 10] = [
+    same(
+        "v.patch_embd.weight",
+        "vision_model.patch_embedding.linear.weight",
+    ),
+    same("v.class_embd", "vision_model.class_embedding"),
+    same(
+        "v.position_embd.weight",
+        "vision_model.positional_embedding_vlm",
+    ),
+    same("v.pre_ln.weight", "vision_model.layernorm_pre.weight"),
+    same("v.pre_ln.bias", "vision_model.layernorm_pre.bias"),
+    same("v.post_ln.weight", "vision_model.layernorm_post.weight"),
+    same("v.post_ln.bias", "vision_model.layernorm_post.bias"),
+    same(
+        "mm.model.mlp.1.weight",
+        "vision_model.vision_adapter.mlp.fc1.weight",
+    ),
+    same(
+        "mm.model.mlp.2.weight",
+        "vision_model.vision_adapter.mlp.fc2.weight",
+    ),
+    same(
+        "mm.model.fc.weight",
+        "multi_modal_projector.linear_1.weight",
+    ),
 ];
 
 /// The one matrix between the tower of Idefics 3 and its decoder.

@@ -1,4 +1,4 @@
-//! Classes whose pictures come in tiles: InternVL, Idefics 3 and SmolVLM.
+//! Classes whose pictures come in tiles: InternVL, Idefics 3 and SmolVLM, LFM2-VL, Llama 4.
 //!
 //! Knows no decoder.
 
@@ -6,7 +6,7 @@ use model_core::hf::{HfClass, HfConfig, Key, Keys, ModelFileError, in_stack};
 
 use super::tables::{
     CLIP_LAYER, CLIP_OUTER, CONNECTOR, INTERNVL_LAYER, INTERNVL_OUTER, INTERNVL_PROJECTOR,
-    LFM2_PROJECTOR,
+    LFM2_PROJECTOR, LLAMA4_LAYER, LLAMA4_OUTER,
 };
 use super::{CLIP_COUNTS, TOWER, counts, of_last_layer, only, siglip};
 
@@ -93,6 +93,23 @@ pub(super) const LFM2_VL: HfClass = HfClass {
     ..TOWER
 };
 
+pub(super) const LLAMA4: HfClass = HfClass {
+    name: "Llama4ForConditionalGeneration",
+    keys: &[&[Key::With(llama4)]],
+    tensors: &[
+        &in_stack("v.blk.{l}.", "vision_model.model.layers.{l}.", LLAMA4_LAYER),
+        &in_stack("", "", LLAMA4_OUTER),
+    ],
+    defaults: &[
+        ("hidden_size", 768),
+        ("num_hidden_layers", 34),
+        ("num_attention_heads", 16),
+        ("image_size", 448),
+        ("patch_size", 14),
+    ],
+    ..TOWER
+};
+
 /// A length that is stated for both sides, or for each.
 fn side(config: &HfConfig, key: &str) -> Result<u32, ModelFileError> {
     let [height, width] = [0, 1].map(|at| format!("{key}.{at}"));
@@ -132,13 +149,45 @@ fn internvl(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     for key in ["image_size", "patch_size"] {
         keys.set(&format!("vision.{key}"), side(config, key)?);
     }
-    let ratio = config.optional_number("downsample_ratio")?.unwrap_or(0.5);
-    let merge = 1.0 / ratio;
+    merged_by(config, "downsample_ratio", keys)
+}
+
+/// The patches of a row of a square, of which this key has the inverse.
+fn merged_by(config: &HfConfig, key: &str, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let merge = 1.0 / config.optional_number(key)?.unwrap_or(0.5);
     if merge.fract() != 0.0 || !(1.0..=64.0).contains(&merge) {
-        return Err(config.wrong("downsample_ratio", "one part of a whole number"));
+        return Err(config.wrong(key, "one part of a whole number"));
     }
     keys.set("vision.projector.scale_factor", merge as u32);
     Ok(())
+}
+
+fn llama4(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    only(config, "model_type", &["llama4_vision_model"])?;
+    only(config, "hidden_act", &["gelu"])?;
+    only(config, "vision_feature_select_strategy", &["default"])?;
+    if config.optional_flag("multi_modal_projector_bias")? == Some(true) {
+        return Err(config.wrong("multi_modal_projector_bias", "false"));
+    }
+    keys.set("vision.projector_type", "llama4");
+    keys.set_whole("clip.use_gelu", true);
+    // Whatever 'norm_eps' is.
+    keys.set("vision.attention.layer_norm_epsilon", 1e-5f32);
+    let base = config.optional_number("rope_parameters.rope_theta")?;
+    keys.set_whole("clip.rope.freq_base", base.unwrap_or(10_000.0) as f32);
+    counts(
+        config,
+        keys,
+        &[
+            ("block_count", "num_hidden_layers"),
+            ("embedding_length", "hidden_size"),
+            ("attention.head_count", "num_attention_heads"),
+        ],
+    )?;
+    for key in ["image_size", "patch_size"] {
+        keys.set(&format!("vision.{key}"), side(config, key)?);
+    }
+    merged_by(config, "pixel_shuffle_ratio", keys)
 }
 
 fn idefics3(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {

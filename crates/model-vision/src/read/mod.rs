@@ -3,6 +3,7 @@
 //!
 //! Invariant: what is read has every tensor that its graphs name, in its shape. Knows no picture.
 
+mod bounds;
 mod preparation;
 mod projector;
 
@@ -14,13 +15,15 @@ use kv_graph::weights::{MemoryWeights, WeightSource};
 use kv_graph::{Activation, Graph};
 use model_core::architecture::{ModelError, check_named_tensors};
 use model_core::blocks::{
-    AttentionBlock, FeedForwardBlock, FeedForwardForm, Norm, NormKind, QkNorm, QkvBias, QkvWeights,
+    AttentionBlock, AttentionValues, FeedForwardBlock, FeedForwardForm, Norm, NormKind, QkNorm,
+    QkvBias, QkvWeights,
 };
 use model_core::gguf::Metadata;
 
 use crate::arrange::Arrangement;
+use crate::clip::ClippedMatrices;
 use crate::family::{Family, ProjectorKind, TowerKind};
-use crate::prepare::Preparation;
+use crate::prepare::{ClassRow, Preparation};
 use crate::resample::{Corners, Resampling};
 use crate::tower::{
     AxialFrequencies, PATCH_BIAS, PATCH_EMBEDDING, POSITIONS, ROPE_DIVISORS, Tower,
@@ -31,6 +34,12 @@ use crate::weights::{Changes, PatchOrder, TowerWeights};
 /// The base of the rotations of towers.
 const ROPE_BASE: f64 = 10_000.0;
 
+/// The same in Gemma 4.
+const GEMMA4_ROPE_BASE: f64 = 100.0;
+
+/// Rows and columns of patches of a row of Gemma 4.
+const GEMMA4_SQUARE: usize = 3;
+
 /// Rows of a picture of Gemma 3.
 const GEMMA_ROWS: usize = 256;
 
@@ -40,7 +49,13 @@ pub(crate) struct ReadTower {
     pub(crate) tower: Arc<Tower>,
     pub(crate) weights: Arc<dyn WeightSource>,
     pub(crate) preparation: Preparation,
+    /// True if rows of a picture all see each other in the decoder.
+    pub(crate) sees_itself: bool,
 }
+
+/// The widths of the decoders of Gemma 4 in which rows of a picture see earlier ones alone (E2B and
+/// E4B). Files of towers do not say it.
+const GEMMA4_CAUSAL: [usize; 2] = [1536, 2560];
 
 /// Keys and tensors, while they are read.
 struct Source<'a> {
@@ -90,17 +105,25 @@ pub(crate) fn read_tower(
             TowerKind::Pixtral => AxialFrequencies::InTurn,
             _ => AxialFrequencies::Same,
         };
-        let divisors = axial_divisors(tower.attention.k_dim, source.rope_base()?, frequencies);
+        let base = source.rope_base(family)?;
+        let divisors = axial_divisors(tower.attention.k_dim, base, frequencies);
         let inserted = made.insert_f32(ROPE_DIVISORS, &[divisors.len()], &divisors);
         inserted.map_err(ModelError::Weight)?;
     }
     let changes = Changes {
         patch_len: tower.patch_len,
-        order: match source.shape(PATCH_EMBEDDING)?.len() {
+        order: match (source.shape(PATCH_EMBEDDING)?.len(), family.tower) {
             // Not a convolution.
-            2 => PatchOrder::Pixels,
+            (2, tower) if tower != TowerKind::Llama4 => PatchOrder::Pixels,
             _ => PatchOrder::Planes,
         },
+        class_row: class_row(family.tower),
+        head_rows: match family.tower {
+            TowerKind::Llama4 => columns_first(tower.attention.k_dim),
+            TowerKind::Gemma4 => halves_of_quarters(tower.attention.k_dim),
+            _ => Vec::new(),
+        },
+        clipped: tower.clipped.clone(),
         transposed: match family.projector {
             ProjectorKind::Averaged => Some(INPUT_PROJECTION),
             _ => None,
@@ -110,12 +133,40 @@ pub(crate) fn read_tower(
     let weights = TowerWeights::new(Arc::clone(weights), made, changes);
     let weights: Arc<dyn WeightSource> = Arc::new(weights.map_err(ModelError::Weight)?);
     check_tensors(&tower, &*weights)?;
+    let said: Option<bool> = metadata.optional("clip.vision.sees_itself")?;
+    let is_causal =
+        family.tower == TowerKind::Gemma4 && GEMMA4_CAUSAL.contains(&tower.output_dim());
     Ok(ReadTower {
+        sees_itself: said.unwrap_or(family.sees_itself && !is_causal),
         family,
         tower: Arc::new(tower),
         weights,
         preparation,
     })
+}
+
+/// The row of a tower's tiles that is no patch's.
+fn class_row(tower: TowerKind) -> ClassRow {
+    match tower {
+        TowerKind::Clip | TowerKind::InternVit => ClassRow::Plain,
+        TowerKind::Llama4 => ClassRow::Corner,
+        _ => ClassRow::None,
+    }
+}
+
+/// The rows of a head whose first half rotates with columns and whose second half with rows, the
+/// second half first: so graphs have them.
+fn columns_first(head_dim: usize) -> Vec<usize> {
+    let half = head_dim / 4 * 2;
+    (half..head_dim).chain(0..half).collect()
+}
+
+/// The same where values that rotate together are a quarter of a head apart, and neighbours in
+/// graphs.
+fn halves_of_quarters(head_dim: usize) -> Vec<usize> {
+    let quarter = head_dim / 4;
+    let pairs = |first: usize| (first..first + quarter).flat_map(move |row| [row, row + quarter]);
+    pairs(2 * quarter).chain(pairs(0)).collect()
 }
 
 /// The matrix of Gemma's projector, which files have the other way round.
@@ -149,7 +200,9 @@ impl Source<'_> {
             eps,
         };
         let norm = match family.tower {
-            TowerKind::Qwen25Vl | TowerKind::Pixtral | TowerKind::Glm4v => rms_norm,
+            TowerKind::Qwen25Vl | TowerKind::Pixtral | TowerKind::Glm4v | TowerKind::Gemma4 => {
+                rms_norm
+            }
             // The larger of the two InternViTs has no biases in its norms.
             TowerKind::InternVit if !self.has("v.blk.0.ln1.bias") => rms_norm,
             _ => layer_norm,
@@ -159,8 +212,9 @@ impl Source<'_> {
                 let (rope, sections) = axial_rope(head_dim, ROPE_BASE, RopeStyle::Neox);
                 (Some(rope), Some(sections))
             }
-            TowerKind::Pixtral => {
-                let (rope, sections) = axial_rope(head_dim, self.rope_base()?, RopeStyle::Norm);
+            TowerKind::Pixtral | TowerKind::Llama4 | TowerKind::Gemma4 => {
+                let base = self.rope_base(family)?;
+                let (rope, sections) = axial_rope(head_dim, base, RopeStyle::Norm);
                 (Some(rope), Some(sections))
             }
             TowerKind::SigLip | TowerKind::SigLip2 | TowerKind::Clip | TowerKind::InternVit => {
@@ -172,21 +226,29 @@ impl Source<'_> {
             kv_heads: n_heads,
             k_dim: head_dim,
             v_dim: head_dim,
-            scale: (head_dim as f32).sqrt().recip(),
-            weights: if self.has("v.blk.0.attn_qkv.weight") {
-                QkvWeights::Fused
-            } else {
-                QkvWeights::Separate
+            scale: match family.tower {
+                TowerKind::Gemma4 => 1.0,
+                _ => (head_dim as f32).sqrt().recip(),
+            },
+            weights: match family.tower {
+                // Rows of heads are moved, see `head_rows`.
+                TowerKind::Llama4 | TowerKind::Gemma4 => QkvWeights::Separate,
+                _ if self.has("v.blk.0.attn_qkv.weight") => QkvWeights::Fused,
+                _ => QkvWeights::Separate,
             },
             bias: match family.tower {
-                TowerKind::Pixtral | TowerKind::Glm4v => QkvBias::None,
+                TowerKind::Pixtral | TowerKind::Glm4v | TowerKind::Gemma4 => QkvBias::None,
                 TowerKind::InternVit if !self.has("v.blk.0.attn_q.bias") => QkvBias::Output,
                 _ => QkvBias::All,
             },
-            qk_norm: if self.has("v.blk.0.attn_q_norm.weight") {
-                QkNorm::WholeRow
-            } else {
-                QkNorm::None
+            qk_norm: match family.tower {
+                TowerKind::Gemma4 => QkNorm::PerHead,
+                _ if self.has("v.blk.0.attn_q_norm.weight") => QkNorm::WholeRow,
+                _ => QkNorm::None,
+            },
+            values: match family.tower {
+                TowerKind::Gemma4 => AttentionValues::Normed,
+                _ => AttentionValues::Projected,
             },
             norm_eps: eps,
             rope,
@@ -202,7 +264,7 @@ impl Source<'_> {
             patch_norm: (family.tower == TowerKind::Glm4v).then_some(norm),
             first_norm: self.has("v.pre_ln.weight").then_some(norm),
             last_norm: match family.tower {
-                TowerKind::Clip => None,
+                TowerKind::Clip | TowerKind::Gemma4 => None,
                 TowerKind::InternVit => self.has("v.post_ln.weight").then_some(norm),
                 TowerKind::Pixtral => self.has(PATCH_MERGER).then_some(norm),
                 _ => Some(norm),
@@ -210,15 +272,19 @@ impl Source<'_> {
             norm,
             attention,
             feed_forward: self.feed_forward(family)?,
-            residual: if self.has("v.blk.0.ls1.weight") {
-                TowerResidual::Scaled
-            } else {
-                TowerResidual::Plain
+            residual: match family.tower {
+                TowerKind::Gemma4 => TowerResidual::Normed(norm),
+                _ if self.has("v.blk.0.ls1.weight") => TowerResidual::Scaled,
+                _ => TowerResidual::Plain,
             },
             windows: self.windows(family, n_layers)?,
             arrangement,
             projector: self.projector(family)?,
             deep: self.deep_rows(n_layers)?,
+            clipped: match family.tower {
+                TowerKind::Gemma4 => self.clipped(n_layers)?,
+                _ => ClippedMatrices::default(),
+            },
         })
     }
 
@@ -230,6 +296,11 @@ impl Source<'_> {
                 activation: Activation::Silu,
                 form: FeedForwardForm::GatedWithBias,
             }),
+            (TowerKind::Gemma4, _) => TowerFeedForward::Block(FeedForwardBlock {
+                hidden,
+                activation: Activation::GeluTanh,
+                form: FeedForwardForm::Gated,
+            }),
             (TowerKind::Pixtral | TowerKind::Glm4v, activation) => {
                 TowerFeedForward::Block(FeedForwardBlock {
                     hidden,
@@ -237,7 +308,7 @@ impl Source<'_> {
                     form: FeedForwardForm::Gated,
                 })
             }
-            (TowerKind::InternVit, Some(Activation::GeluTanh)) => {
+            (TowerKind::InternVit | TowerKind::Llama4, Some(Activation::GeluTanh)) => {
                 // Files have one key for both kinds of GELU.
                 TowerFeedForward::Block(FeedForwardBlock {
                     hidden,
@@ -261,9 +332,19 @@ impl Source<'_> {
         };
         Ok(match family.tower {
             TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Pixtral => TowerPositions::None,
-            TowerKind::SigLip | TowerKind::Clip | TowerKind::InternVit => {
+            TowerKind::SigLip | TowerKind::Clip | TowerKind::InternVit | TowerKind::Llama4 => {
                 TowerPositions::Learned(n_learned()?)
             }
+            TowerKind::Gemma4 => match self.shape(POSITIONS)?[..] {
+                [2, n, dim] if dim == self.dim => TowerPositions::OfAxes(n),
+                ref shape => {
+                    let reason = format!(
+                        "'{POSITIONS}' is {shape:?}, and not two tables of rows of {}",
+                        self.dim
+                    );
+                    return Err(setting("clip.vision.embedding_length", reason));
+                }
+            },
             TowerKind::Qwen3Vl | TowerKind::SigLip2 | TowerKind::Glm4v => {
                 let n = n_learned()?;
                 let side = n.isqrt();
@@ -321,13 +402,18 @@ impl Source<'_> {
                 side: 1,
                 n_before: 1,
             },
-            (_, ProjectorKind::NormedSquares) => Arrangement::Squares {
-                side: self.merge()?,
-                n_before: 1,
-            },
+            (_, ProjectorKind::NormedSquares | ProjectorKind::ActivatedSquares) => {
+                Arrangement::Squares {
+                    side: self.merge()?,
+                    n_before: 1,
+                }
+            }
             (_, ProjectorKind::Squares | ProjectorKind::MergedSquares) => Arrangement::Squares {
                 side: self.merge()?,
                 n_before: 0,
+            },
+            (_, ProjectorKind::Standardized) => Arrangement::Averaged {
+                kernel: self.averaged_side()?,
             },
             (_, ProjectorKind::Averaged) => {
                 let side = self.side()?;
@@ -395,9 +481,19 @@ impl Source<'_> {
         Ok(size.unwrap_or(or).max(1))
     }
 
-    fn rope_base(&self) -> Result<f64, ModelError> {
+    /// Rows and columns of patches of which a row is the mean, where files state it.
+    fn averaged_side(&self) -> Result<usize, ModelError> {
+        let side = self.optional_count("projector.scale_factor")?;
+        Ok(side.unwrap_or(GEMMA4_SQUARE).max(1))
+    }
+
+    fn rope_base(&self, family: &Family) -> Result<f64, ModelError> {
         let base: Option<f32> = self.metadata.optional("clip.rope.freq_base")?;
-        Ok(base.map_or(ROPE_BASE, f64::from))
+        let usual = match family.tower {
+            TowerKind::Gemma4 => GEMMA4_ROPE_BASE,
+            _ => ROPE_BASE,
+        };
+        Ok(base.map_or(usual, f64::from))
     }
 
     fn has(&self, name: &str) -> bool {

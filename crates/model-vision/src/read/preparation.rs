@@ -4,13 +4,16 @@
 
 use model_core::architecture::ModelError;
 
-use super::{Source, setting};
+use super::{Source, class_row, setting};
 use crate::family::{Family, ProjectorKind, TowerKind};
-use crate::pixels::Filter;
-use crate::prepare::{Preparation, Shape};
+use crate::pixels::{Filter, MAX_PIXELS};
+use crate::prepare::{ClassRow, Precision, Preparation, Shape};
 use crate::size::{Size, SmallSides, SmartSize};
 use crate::tiles::Tiling;
 use crate::tower::LINE_END;
+
+/// The most rows of a picture of Gemma 4, where files do not state it.
+const GEMMA4_ROWS: u64 = 280;
 
 /// The most tiles of a picture.
 const MAX_TILES: u32 = 64;
@@ -26,11 +29,49 @@ impl Source<'_> {
                 )
             })
         };
+        let (mut mean, mut std) = (
+            three("clip.vision.image_mean")?,
+            three("clip.vision.image_std")?,
+        );
+        if family.tower == TowerKind::Gemma4 {
+            // What is stated gives values from 0 to 1, and the tower takes -1 to 1.
+            std = std.map(|std| std / 2.0);
+            mean = [0, 1, 2].map(|colour| mean[colour] + std[colour]);
+        }
+        Ok(Preparation {
+            patch: u32::try_from(self.patch).unwrap_or(u32::MAX),
+            mean,
+            std,
+            filter: match (
+                self.metadata.optional("clip.vision.resample")?,
+                family.tower,
+            ) {
+                (Some(1u32), _) => Filter::Lanczos,
+                (None, TowerKind::SigLip) if family.projector == ProjectorKind::Squares => {
+                    Filter::Lanczos
+                }
+                (Some(2), _)
+                | (None, TowerKind::SigLip | TowerKind::SigLip2 | TowerKind::Llama4) => {
+                    Filter::Bilinear
+                }
+                (Some(_), _) | (None, _) => Filter::Bicubic,
+            },
+            precision: match family.tower {
+                TowerKind::Llama4 => Precision::Bf16,
+                _ => Precision::Single,
+            },
+            shape: self.shape_of_pictures(family)?,
+        })
+    }
+
+    /// The sizes and the order of patches.
+    fn shape_of_pictures(&self, family: &Family) -> Result<Shape, ModelError> {
         let as_u32 = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let pixels = |key: &str, or: u64| -> Result<u64, ModelError> {
             Ok(self.optional_count(key)?.map_or(or, |n| n as u64))
         };
-        let shape = match family.tower {
+        let class_row = class_row(family.tower);
+        Ok(match family.tower {
             TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Qwen3Vl | TowerKind::Glm4v => {
                 let [least, most] = match family.tower {
                     TowerKind::Qwen3Vl => [1 << 16, 1 << 24],
@@ -63,13 +104,17 @@ impl Source<'_> {
             }
             TowerKind::InternVit => {
                 let tiling = Tiling::Nearest(self.tile_counts([1, 12])?);
-                self.tiled(tiling, self.count("image_size")?, 1)?
+                self.tiled(tiling, self.count("image_size")?, class_row)?
+            }
+            TowerKind::Llama4 => {
+                let [_, most] = self.tile_counts([1, 16])?;
+                self.tiled(Tiling::Canvas(most), self.count("image_size")?, class_row)?
             }
             TowerKind::SigLip if family.projector == ProjectorKind::Squares => {
                 let side = self.count("image_size")?;
                 let longest = self.optional_count("preproc_image_size")?;
                 let tiling = Tiling::Covering(as_u32(longest.unwrap_or(side)));
-                self.tiled(tiling, side, 0)?
+                self.tiled(tiling, side, class_row)?
             }
             TowerKind::SigLip2 => {
                 let factor = self.patch * self.merge()?;
@@ -90,33 +135,29 @@ impl Source<'_> {
                     tolerance: tolerance.unwrap_or(2.0),
                 };
                 let side = self.optional_count("preproc_image_size")?.unwrap_or(512);
-                self.tiled(tiling, side, 0)?
+                self.tiled(tiling, side, class_row)?
             }
             TowerKind::SigLip => Shape::Stretched(as_u32(self.count("image_size")?)),
+            TowerKind::Gemma4 => {
+                let square = as_u32(self.patch * self.averaged_side()?);
+                let of_row = u64::from(square).saturating_mul(square.into());
+                let most = pixels("image_max_pixels", of_row.saturating_mul(GEMMA4_ROWS))?;
+                if of_row > most.min(MAX_PIXELS) {
+                    let reason = format!("{of_row} pixels of a row are more than {most} of all");
+                    return Err(setting("clip.vision.projector.scale_factor", reason));
+                }
+                Shape::Filled {
+                    square,
+                    most: most.min(MAX_PIXELS),
+                }
+            }
             TowerKind::Clip => {
                 let side = self.count("image_size")?;
                 match self.listed_sizes(side)? {
-                    Some(sizes) => self.tiled(Tiling::Padded(sizes), side, 1)?,
+                    Some(sizes) => self.tiled(Tiling::Padded(sizes), side, class_row)?,
                     None => Shape::Middle(as_u32(side)),
                 }
             }
-        };
-        Ok(Preparation {
-            patch: as_u32(self.patch),
-            mean: three("clip.vision.image_mean")?,
-            std: three("clip.vision.image_std")?,
-            filter: match (
-                self.metadata.optional("clip.vision.resample")?,
-                family.tower,
-            ) {
-                (Some(1u32), _) => Filter::Lanczos,
-                (None, TowerKind::SigLip) if family.projector == ProjectorKind::Squares => {
-                    Filter::Lanczos
-                }
-                (Some(2), _) | (None, TowerKind::SigLip | TowerKind::SigLip2) => Filter::Bilinear,
-                (Some(_), _) | (None, _) => Filter::Bicubic,
-            },
-            shape,
         })
     }
 
@@ -162,8 +203,8 @@ impl Source<'_> {
         }
     }
 
-    /// Tiles of so many pixels in a row, with so many rows before patches.
-    fn tiled(&self, tiling: Tiling, side: usize, n_before: u32) -> Result<Shape, ModelError> {
+    /// Tiles of so many pixels in a row.
+    fn tiled(&self, tiling: Tiling, side: usize, class_row: ClassRow) -> Result<Shape, ModelError> {
         // Pixels behind the last whole patch are not seen.
         let (n_patches, merge) = (side / self.patch, self.merge()?);
         if n_patches == 0 || !n_patches.is_multiple_of(merge) {
@@ -173,7 +214,7 @@ impl Source<'_> {
         Ok(Shape::Tiled {
             tiling,
             side: u32::try_from(side).unwrap_or(u32::MAX),
-            n_before,
+            class_row,
         })
     }
 }

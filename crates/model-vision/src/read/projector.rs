@@ -9,6 +9,10 @@ use model_core::blocks::{Norm, NormKind};
 use super::{INPUT_PROJECTION, PATCH_MERGER, Source, setting};
 use crate::family::{Family, ProjectorKind};
 use crate::tower::{DeepRows, ProjectorStep, bias_of};
+use crate::weights::STD_SHIFT;
+
+/// What each value behind the layers of Gemma 4 is multiplied with.
+const STD_SCALE: &str = "v.std_scale";
 
 impl Source<'_> {
     pub(super) fn projector(&self, family: &Family) -> Result<Vec<ProjectorStep>, ModelError> {
@@ -68,6 +72,32 @@ impl Source<'_> {
                     ProjectorStep::Activate(Activation::GeluErf),
                     ProjectorStep::Gated([gate?, up?, down?], activation),
                 ]
+            }
+            ProjectorKind::ActivatedSquares => {
+                let matrix = |name: &str| -> Result<ProjectorStep, ModelError> {
+                    Ok(ProjectorStep::Matrix(name.to_owned(), self.rows_of(name)?))
+                };
+                vec![
+                    matrix("mm.model.mlp.1.weight")?,
+                    ProjectorStep::Activate(Activation::GeluErf),
+                    matrix("mm.model.mlp.2.weight")?,
+                    ProjectorStep::Activate(Activation::GeluErf),
+                    matrix("mm.model.fc.weight")?,
+                ]
+            }
+            ProjectorKind::Standardized => {
+                let eps_key = "clip.vision.attention.layer_norm_epsilon";
+                let eps = self.metadata.optional(eps_key)?.unwrap_or(1e-6);
+                let mut steps = vec![ProjectorStep::Scale((self.dim as f32).sqrt())];
+                let said: Option<bool> = self.metadata.optional("clip.vision.standardize")?;
+                if said.unwrap_or_else(|| self.has(STD_SCALE)) {
+                    steps.push(ProjectorStep::Plus(STD_SHIFT.to_owned()));
+                    steps.push(ProjectorStep::Times(STD_SCALE.to_owned()));
+                }
+                let width = self.rows_of(INPUT_PROJECTION)?;
+                steps.push(ProjectorStep::PlainNorm(eps));
+                steps.push(ProjectorStep::Matrix(INPUT_PROJECTION.to_owned(), width));
+                steps
             }
             ProjectorKind::Squares => {
                 let name = "mm.model.fc.weight";
