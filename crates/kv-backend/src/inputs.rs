@@ -16,7 +16,7 @@ pub struct GraphInputs<'a> {
     /// that declares it
     /// ([`Backend::program_capacities`](crate::Backend::program_capacities)).
     pub shape: Option<GraphShape>,
-    /// Token ids; empty where embeddings are given.
+    /// Token ids. Where embeddings are given, they count for graphs alone that take both.
     pub tokens: &'a [u32],
     /// Embedding rows one after the other; empty where tokens are given.
     pub embeddings: &'a [f32],
