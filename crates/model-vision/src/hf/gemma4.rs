@@ -5,7 +5,7 @@
 use model_core::hf::{HfClass, HfConfig, Key, Keys, ModelFileError, in_stack};
 
 use super::tables::{GEMMA4_BOUNDS, GEMMA4_LAYER, GEMMA4_OUTER};
-use super::{TOWER, counts, only};
+use super::{TOWER, counts, only, rope_base};
 
 pub(super) const GEMMA4: HfClass = HfClass {
     name: "Gemma4ForConditionalGeneration",
@@ -44,7 +44,8 @@ pub(super) const GEMMA4: HfClass = HfClass {
 fn gemma4(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     only(config, "model_type", &["gemma4_vision"])?;
     only(config, "hidden_activation", &["gelu_pytorch_tanh"])?;
-    only(config, "rope_parameters.rope_type", &["axial"])?;
+    // Older files call the one kind that there is "default".
+    only(config, "rope_parameters.rope_type", &["axial", "default"])?;
     if config.optional_flag("attention_bias")? == Some(true) {
         return Err(config.wrong("attention_bias", "false"));
     }
@@ -74,8 +75,7 @@ fn gemma4(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     keys.set_whole("clip.use_gelu", true);
     let eps = config.optional_number("rms_norm_eps")?.unwrap_or(1e-6);
     keys.set("vision.attention.layer_norm_epsilon", eps as f32);
-    let base = config.optional_number("rope_parameters.rope_theta")?;
-    if let Some(base) = base {
+    if let Some(base) = rope_base(config)? {
         keys.set_whole("clip.rope.freq_base", base as f32);
     }
     for key in ["standardize", "use_clipped_linears"] {

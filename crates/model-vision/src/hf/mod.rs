@@ -386,6 +386,14 @@ fn siglip(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     counts(config, keys, &[("block_count", "num_hidden_layers")])
 }
 
+/// The base of rotations, where older files have it or newer ones.
+fn rope_base(config: &HfConfig) -> Result<Option<f64>, ModelFileError> {
+    match config.optional_number("rope_theta")? {
+        None => config.optional_number("rope_parameters.rope_theta"),
+        base => Ok(base),
+    }
+}
+
 /// Refuses rows of another layer than the last.
 fn of_last_layer(config: &HfConfig) -> Result<(), ModelFileError> {
     let key = "vision_feature_layer";
@@ -464,13 +472,7 @@ fn pixtral_tower(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileErro
     keys.set_whole("clip.use_silu", true);
     keys.set("vision.attention.layer_norm_epsilon", 1e-5f32);
     of_last_layer(config)?;
-    let base = config.optional_number("rope_theta")?;
-    let base = match base {
-        Some(base) => base,
-        None => config
-            .optional_number("rope_parameters.rope_theta")?
-            .unwrap_or(10_000.0),
-    };
+    let base = rope_base(config)?.unwrap_or(10_000.0);
     keys.set_whole("clip.rope.freq_base", base as f32);
     counts(config, keys, CLIP_COUNTS)?;
     counts(config, keys, &[("block_count", "num_hidden_layers")])

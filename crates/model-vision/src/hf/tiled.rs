@@ -8,7 +8,7 @@ use super::tables::{
     CLIP_LAYER, CLIP_OUTER, CONNECTOR, INTERNVL_LAYER, INTERNVL_OUTER, INTERNVL_PROJECTOR,
     LFM2_PROJECTOR, LLAMA4_LAYER, LLAMA4_OUTER,
 };
-use super::{CLIP_COUNTS, TOWER, counts, of_last_layer, only, siglip};
+use super::{CLIP_COUNTS, TOWER, counts, of_last_layer, only, rope_base, siglip};
 
 /// InternVL 2.5 and later in the words of transformers (`-hf`).
 pub(super) const INTERNVL: HfClass = HfClass {
@@ -173,8 +173,8 @@ fn llama4(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     keys.set_whole("clip.use_gelu", true);
     // Whatever 'norm_eps' is.
     keys.set("vision.attention.layer_norm_epsilon", 1e-5f32);
-    let base = config.optional_number("rope_parameters.rope_theta")?;
-    keys.set_whole("clip.rope.freq_base", base.unwrap_or(10_000.0) as f32);
+    let base = rope_base(config)?.unwrap_or(10_000.0);
+    keys.set_whole("clip.rope.freq_base", base as f32);
     counts(
         config,
         keys,
