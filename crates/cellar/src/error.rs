@@ -72,7 +72,7 @@ pub enum Error {
         /// Sequences in it.
         n_seqs: usize,
     },
-    /// An importance matrix is of another model.
+    /// An importance matrix is of another model, or is needed and not there.
     #[error("{0}")]
     ColumnWeights(String),
     /// A tensor cannot be read.

@@ -26,6 +26,8 @@ pub enum Mix {
     Medium,
     /// Those of a type of few bits.
     Low(LowMix),
+    /// Those of a type whose matrices have grids.
+    Grid(GridMix),
 }
 
 /// The types of few bits that differ in which matrices are larger.
@@ -35,10 +37,26 @@ pub enum LowMix {
     Q3KM,
     /// `q2_k`
     Q2K,
+    /// `q2_k_s`
+    Q2KS,
+}
+
+/// The types with grids that differ in which matrices are larger, or smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // named as the types
+pub enum GridMix {
+    IQ3M,
+    IQ3S,
+    IQ3XS,
+    IQ3XXS,
+    IQ2M,
+    IQ2S,
+    IQ2XS,
+    IQ2XXS,
 }
 
 /// All types.
-pub const FILE_TYPES: [FileType; 20] = {
+pub const FILE_TYPES: [FileType; 29] = {
     use BlockFormat::*;
     const fn of(name: &'static str, format: BlockFormat, number: u32) -> FileType {
         FileType {
@@ -60,6 +78,12 @@ pub const FILE_TYPES: [FileType; 20] = {
             ..of(name, format, number)
         }
     }
+    const fn grid(name: &'static str, format: BlockFormat, number: u32, mix: GridMix) -> FileType {
+        FileType {
+            mix: Mix::Grid(mix),
+            ..of(name, format, number)
+        }
+    }
     [
         of("f32", F32, 0),
         of("f16", F16, 1),
@@ -77,6 +101,15 @@ pub const FILE_TYPES: [FileType; 20] = {
         low("q3_k_m", Q3_K, 12, LowMix::Q3KM),
         of("q3_k", Q3_K, 11),
         low("q2_k", Q2_K, 10, LowMix::Q2K),
+        low("q2_k_s", Q2_K, 21, LowMix::Q2KS),
+        grid("iq3_m", IQ3_S, 27, GridMix::IQ3M),
+        grid("iq3_s", IQ3_S, 26, GridMix::IQ3S),
+        grid("iq3_xs", IQ3_S, 22, GridMix::IQ3XS),
+        grid("iq3_xxs", IQ3_XXS, 23, GridMix::IQ3XXS),
+        grid("iq2_m", IQ2_S, 29, GridMix::IQ2M),
+        grid("iq2_s", IQ2_XS, 28, GridMix::IQ2S),
+        grid("iq2_xs", IQ2_XS, 20, GridMix::IQ2XS),
+        grid("iq2_xxs", IQ2_XXS, 19, GridMix::IQ2XXS),
         of("tq2_0", TQ2_0, 37),
         of("tq1_0", TQ1_0, 36),
         of("q2_0", Q2_0, 41),

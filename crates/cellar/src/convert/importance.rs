@@ -10,6 +10,7 @@ use model_core::error::ModelFileError;
 use model_core::gguf::Metadata;
 use model_core::imatrix::ImportanceMatrix;
 
+use super::file_type::{FileType, LowMix, Mix};
 use super::mix::NamedShape;
 use super::pieces::{in_pieces, n_threads};
 use crate::error::Error;
@@ -148,8 +149,71 @@ fn takes_weights(format: BlockFormat) -> bool {
     use BlockFormat::*;
     matches!(
         format,
-        Q4_0 | Q4_1 | Q5_0 | Q5_1 | IQ4_NL | Q2_K | Q3_K | Q4_K | Q5_K | Q6_K
+        Q4_0 | Q4_1
+            | Q5_0
+            | Q5_1
+            | IQ4_NL
+            | Q2_K
+            | Q3_K
+            | Q4_K
+            | Q5_K
+            | Q6_K
+            | IQ2_XXS
+            | IQ2_XS
+            | IQ2_S
+            | IQ3_XXS
+            | IQ3_S
     )
+}
+
+/// Formats that lose too much where all columns count alike; as for `llama-quantize`.
+fn needs_weights(format: BlockFormat, file_type: FileType) -> bool {
+    match format {
+        BlockFormat::IQ2_XXS | BlockFormat::IQ2_XS | BlockFormat::IQ2_S => true,
+        BlockFormat::IQ3_XXS => true,
+        BlockFormat::Q2_K => file_type.mix == Mix::Low(LowMix::Q2KS),
+        _ => false,
+    }
+}
+
+/// Embeddings and the output matrix, of which no columns are measured.
+const NOT_MEASURED: [&str; 3] = [
+    "token_embd.weight",
+    "per_layer_token_embd.weight",
+    "output.weight",
+];
+
+/// Checks that the tensors that are quantized have the importance that their formats need.
+///
+/// # Errors
+/// [`Error::ColumnWeights`] that names the first that has none.
+pub(super) fn check_needed<'a>(
+    file_type: FileType,
+    quantized: impl Iterator<Item = (&'a str, BlockFormat)>,
+    weighting: Option<&ColumnWeights>,
+) -> Result<(), Error> {
+    let has_entry = |name| weighting.is_some_and(|w| w.matrix.entries.contains_key(name));
+    let lacking: Vec<(&str, BlockFormat)> = quantized
+        .filter(|&(name, format)| needs_weights(format, file_type) && !has_entry(name))
+        .filter(|(name, _)| !NOT_MEASURED.contains(name))
+        .collect();
+    let Some((name, format)) = lacking.first() else {
+        return Ok(());
+    };
+    let (file, n) = (file_type.name, lacking.len());
+    Err(Error::ColumnWeights(match weighting {
+        None => format!(
+            "files of {file} need an importance matrix: {n} tensors of few bits lose too much \
+             without, the first '{name}' ({format}); make one with 'cellar imatrix' and pass it \
+             with --imatrix"
+        ),
+        Some(weighting) => format!(
+            "'{}' lacks {n} tensors of few bits, the first '{name}' ({format}), which lose too much \
+             without; make one with 'cellar imatrix' and a longer text, or choose a larger type \
+             than {file}",
+            weighting.path.display()
+        ),
+    }))
 }
 
 /// Gives each column of a matrix some importance; the same, where none has any.
@@ -275,7 +339,7 @@ mod tests {
             assert!(after < 0.95 * before, "{format}: {before} became {after}");
             n_formats += 1;
         }
-        assert_eq!(n_formats, 10);
+        assert_eq!(n_formats, 15);
     }
 
     /// Columns that were always 0 in the text, and matrices that saw none, give finite numbers near

@@ -17,7 +17,7 @@
 use kv_core::block::BlockFormat;
 use model_core::gguf::is_of_convolutions;
 
-use super::file_type::{FileType, LowMix, Mix};
+use super::file_type::{FileType, GridMix, LowMix, Mix};
 
 /// A tensor of the model that is converted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,15 +50,6 @@ pub(super) enum Columns {
     Weighted,
 }
 
-/// What a tensor is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    /// It makes the logits.
-    Output,
-    /// Anything else.
-    Other,
-}
-
 /// The format of each tensor in a file of this type; tensors are in the order of the file.
 pub(super) fn formats(
     file_type: FileType,
@@ -74,23 +65,42 @@ pub(super) fn formats(
     let mut counters = Counters {
         value: 0,
         down: 0,
+        gate: 0,
+        up: 0,
         n_values: tensors.iter().filter(|t| is_value(&t.name)).count(),
     };
     let format = |tensor: &NamedShape| {
-        let NamedShape { name, shape } = tensor;
-        let role = if name == output {
-            Role::Output
-        } else {
-            Role::Other
-        };
+        if is_exact(tensor) {
+            return BlockFormat::F32;
+        }
+        let name = tensor.name.as_str();
         let wanted = match file_type.mix {
+            _ if name == output => output_format(file_type, tensor),
             Mix::Uniform => counters.uniform(model, name, file_type.format),
             Mix::Medium => counters.medium(model, name, file_type.format),
             Mix::Low(low) => counters.low(model, name, low).unwrap_or(file_type.format),
+            Mix::Grid(mix) => {
+                let found = counters.grid(model, name, mix);
+                found.unwrap_or(file_type.format)
+            }
         };
-        format_of(name, shape, wanted, role)
+        fitting(tensor, wanted)
     };
     tensors.iter().map(format).collect()
+}
+
+/// The format of the matrix that makes the logits.
+fn output_format(file_type: FileType, tensor: &NamedShape) -> BlockFormat {
+    let columns = tensor.shape.last().copied().unwrap_or(1);
+    match file_type.format {
+        BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16 => file_type.format,
+        format if !columns.is_multiple_of(format.block_len()) => BlockFormat::Q8_0,
+        BlockFormat::Q8_0 => BlockFormat::Q8_0,
+        _ => match file_type.mix {
+            Mix::Grid(mix) => mix.output(),
+            _ => BlockFormat::Q6_K,
+        },
+    }
 }
 
 /// How many matrices of a kind came before, in the order of the file.
@@ -99,6 +109,10 @@ struct Counters {
     value: usize,
     /// Of FFN down.
     down: usize,
+    /// Of FFN gate.
+    gate: usize,
+    /// Of FFN up.
+    up: usize,
     /// All matrices of attention V.
     n_values: usize,
 }
@@ -127,13 +141,7 @@ impl Counters {
 
     /// The place of the next FFN down among those of the model.
     fn next_down(&mut self, model: ModelTraits, name: &str) -> usize {
-        // A layer of experts may have several.
-        let index = match model.n_experts {
-            0 | 1 => self.down,
-            _ => layer_of(name).unwrap_or(0),
-        };
-        self.down += 1;
-        index
+        place(&mut self.down, model, name)
     }
 
     /// The format of the next matrix in a file of few bits, unless it is that of most.
@@ -149,16 +157,48 @@ impl Counters {
             });
         }
         if name.contains("ffn_down") {
-            let is_first = self.next_down(model, name) < model.n_layers / 16;
-            return Some(match (low, is_first) {
-                (LowMix::Q3KM, true) => BlockFormat::Q5_K,
+            let (index, n) = (self.next_down(model, name), model.n_layers);
+            return match low {
+                LowMix::Q3KM if index < n / 16 => Some(BlockFormat::Q5_K),
+                LowMix::Q2KS if index < n / 8 => Some(BlockFormat::Q4_K),
                 _ => low.base(),
-            });
+            };
         }
         match name.strip_suffix(".weight").unwrap_or(name) {
             start if start.ends_with("attn_k") && has_eight_experts => Some(BlockFormat::Q8_0),
-            start if start.ends_with("attn_output") && has_eight_experts => Some(BlockFormat::Q5_K),
-            start if start.ends_with("attn_output") => Some(low.base()),
+            start if start.ends_with("attn_output") => match low {
+                LowMix::Q3KM | LowMix::Q2K if has_eight_experts => Some(BlockFormat::Q5_K),
+                _ => low.base(),
+            },
+            _ => None,
+        }
+    }
+
+    /// The format of the next matrix in a file with grids, unless it is that of most.
+    fn grid(&mut self, model: ModelTraits, name: &str, mix: GridMix) -> Option<BlockFormat> {
+        if name == "token_embd.weight" {
+            return mix.embedding();
+        }
+        if is_value(name) {
+            return mix.value(model);
+        }
+        if name.contains("ffn_up") {
+            return mix.gate_or_up(model, place(&mut self.up, model, name));
+        }
+        if name.contains("ffn_gate") {
+            return mix.gate_or_up(model, place(&mut self.gate, model, name));
+        }
+        if name.contains("ffn_down") {
+            let n_before = self.down;
+            let index = self.next_down(model, name);
+            // Those of two bits count matrices, even of experts.
+            let index = if mix.has_two_bits() { n_before } else { index };
+            return mix.down(model, index);
+        }
+        match name.strip_suffix(".weight").unwrap_or(name) {
+            start if start.ends_with("attn_k") => mix.key(model),
+            start if start.ends_with("attn_q") => mix.query(),
+            start if start.ends_with("attn_output") => mix.attention_output(model),
             _ => None,
         }
     }
@@ -194,11 +234,12 @@ impl Counters {
 }
 
 impl LowMix {
-    /// The format of FFN down and of attention output.
-    fn base(self) -> BlockFormat {
+    /// The format of FFN down and of attention output, where it is not that of most.
+    fn base(self) -> Option<BlockFormat> {
         match self {
-            Self::Q3KM => BlockFormat::Q4_K,
-            Self::Q2K => BlockFormat::Q3_K,
+            Self::Q3KM => Some(BlockFormat::Q4_K),
+            Self::Q2K => Some(BlockFormat::Q3_K),
+            Self::Q2KS => None,
         }
     }
 
@@ -207,6 +248,7 @@ impl LowMix {
         match self {
             Self::Q3KM if index < 2 => BlockFormat::Q5_K,
             Self::Q2K if model.queries_per_kv < 4 => BlockFormat::Q3_K,
+            Self::Q2KS if model.queries_per_kv < 4 => BlockFormat::Q2_K,
             _ => BlockFormat::Q4_K,
         }
     }
@@ -214,13 +256,24 @@ impl LowMix {
 
 impl ModelTraits {
     /// By what llama.cpp knows models of 70 billion weights: their V is small.
-    fn is_70b(self) -> bool {
+    pub(super) fn is_70b(self) -> bool {
         self.n_layers == 80 && self.queries_per_kv > 1
     }
 }
 
+/// The place of the next of some matrices among those of the model, given how many came before.
+fn place(n_before: &mut usize, model: ModelTraits, name: &str) -> usize {
+    let index = match model.n_experts {
+        0 | 1 => *n_before,
+        // A layer of experts may have several.
+        _ => layer_of(name).unwrap_or(0),
+    };
+    *n_before += 1;
+    index
+}
+
 /// The first and the last eighth, and every third between them.
-fn needs_more_bits(index: usize, n: usize) -> bool {
+pub(super) fn needs_more_bits(index: usize, n: usize) -> bool {
     index < n / 8 || index >= 7 * n / 8 || (index - n / 8) % 3 == 2
 }
 
@@ -252,13 +305,8 @@ const SMALL_OF_RWKV: [&str; 12] = [
     "time_mix_w2.weight",
 ];
 
-/// The format of a tensor that somebody wants in one.
-pub(super) fn fitting(tensor: &NamedShape, wanted: BlockFormat) -> BlockFormat {
-    format_of(&tensor.name, &tensor.shape, wanted, Role::Other)
-}
-
-/// How a tensor is stored that should be of format `wanted`.
-fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> BlockFormat {
+/// True for tensors that are F32 in every file: vectors, norms, and small matrices.
+fn is_exact(tensor: &NamedShape) -> bool {
     let exact = [
         "_norm.weight",
         "ffn_gate_inp.weight",
@@ -268,30 +316,24 @@ fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> Bl
         "position_embd.weight",
         "token_types.weight",
     ];
-    let is_exact = exact
-        .iter()
-        .chain(&SMALL_OF_RWKV)
-        .any(|end| name.ends_with(end));
-    if shape.len() < 2 || is_exact || !name.ends_with(".weight") {
+    let name = tensor.name.as_str();
+    let mut exact = exact.iter().chain(&SMALL_OF_RWKV);
+    tensor.shape.len() < 2 || exact.any(|end| name.ends_with(end)) || !name.ends_with(".weight")
+}
+
+/// How a tensor is stored that should be of format `wanted`.
+pub(super) fn fitting(tensor: &NamedShape, wanted: BlockFormat) -> BlockFormat {
+    if is_exact(tensor) {
         return BlockFormat::F32;
     }
     let is_float = matches!(
         wanted,
         BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16
     );
-    if is_of_convolutions(name) && !is_float {
+    if is_of_convolutions(&tensor.name) && !is_float {
         return BlockFormat::F16;
     }
-    let columns = shape.last().copied().unwrap_or(1);
-    let small = !matches!(
-        wanted,
-        BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16 | BlockFormat::Q8_0
-    );
-    let wanted = if role == Role::Output && small {
-        BlockFormat::Q6_K
-    } else {
-        wanted
-    };
+    let columns = tensor.shape.last().copied().unwrap_or(1);
     let fits = |format: &BlockFormat| columns.is_multiple_of(format.block_len());
     [wanted, of_smaller_blocks(wanted), BlockFormat::F16]
         .into_iter()
@@ -305,6 +347,8 @@ fn of_smaller_blocks(format: BlockFormat) -> BlockFormat {
         BlockFormat::Q2_K | BlockFormat::Q3_K => BlockFormat::Q4_0,
         BlockFormat::TQ1_0 | BlockFormat::TQ2_0 => BlockFormat::Q4_0,
         BlockFormat::Q1_0 | BlockFormat::Q2_0 => BlockFormat::Q4_0,
+        BlockFormat::IQ2_XXS | BlockFormat::IQ2_XS | BlockFormat::IQ2_S => BlockFormat::IQ4_NL,
+        BlockFormat::IQ3_XXS | BlockFormat::IQ3_S => BlockFormat::IQ4_NL,
         BlockFormat::Q4_K => BlockFormat::Q5_0,
         BlockFormat::Q5_K => BlockFormat::Q5_1,
         _ => BlockFormat::Q8_0,
@@ -323,7 +367,10 @@ mod tests {
 
     #[test]
     fn each_tensor_gets_a_format_that_fits() {
-        let of = |name, shape: &[usize], wanted| format_of(name, shape, wanted, Role::Other);
+        let of = |name: &str, shape: &[usize], wanted| {
+            let (name, shape) = (name.to_owned(), shape.to_vec());
+            fitting(&NamedShape { name, shape }, wanted)
+        };
         assert_eq!(of("blk.0.ffn_up.weight", &[8, 512], Q4_K), Q4_K);
         for (wanted, fits) in [(Q3_K, Q4_0), (Q4_K, Q5_0), (Q5_K, Q5_1), (Q6_K, Q8_0)] {
             assert_eq!(of("blk.0.ffn_up.weight", &[8, 96], wanted), fits);
@@ -341,9 +388,39 @@ mod tests {
         assert_eq!(of("blk.0.ssm_a", &[512, 16], F16), F32);
         let shares = "blk.0.time_mix_lerp_fused.weight";
         assert_eq!(of(shares, &[6, 1, 1, 512], Q8_0), F32);
-        let head = |wanted| format_of("output.weight", &[8, 512], wanted, Role::Output);
-        assert_eq!((head(Q4_K), head(Q8_0), head(F16)), (Q6_K, Q8_0, F16));
     }
+
+    #[test]
+    fn the_output_matrix_takes_more_bits() {
+        let head = |file_type: &str, columns: usize| {
+            let tensor = NamedShape {
+                name: "output.weight".to_owned(),
+                shape: vec![8, columns],
+            };
+            formats(file_type.parse().unwrap(), LAYERS, &[tensor])[0]
+        };
+        for (file_type, wanted) in [
+            ("q4_k", Q6_K),
+            ("q8_0", Q8_0),
+            ("f16", F16),
+            ("q2_k_s", Q6_K),
+            ("iq3_m", Q6_K),
+            ("iq3_xs", Q6_K),
+            ("iq3_xxs", Q5_K),
+            ("iq2_m", Q5_K),
+            ("iq2_xxs", Q5_K),
+        ] {
+            assert_eq!(head(file_type, 512), wanted, "{file_type}");
+        }
+        assert_eq!((head("iq2_m", 96), head("q4_k", 96)), (Q8_0, Q8_0));
+    }
+
+    const LAYERS: ModelTraits = ModelTraits {
+        n_layers: 32,
+        n_experts: 0,
+        queries_per_kv: 8,
+        columns: Columns::Alike,
+    };
 
     /// The formats of these tensors of each layer.
     fn of_layers(file_type: &str, model: ModelTraits, tensor: &str) -> Vec<BlockFormat> {

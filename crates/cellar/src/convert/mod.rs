@@ -21,6 +21,7 @@
 //! ```
 
 mod file_type;
+mod grid_mix;
 mod importance;
 mod mix;
 mod pieces;
@@ -33,7 +34,7 @@ use kv_graph::weights::{Weight, WeightInfo, WeightSource};
 use model_core::gguf::{GgufWriter, Metadata, PendingWeight};
 use model_core::model_file::OpenModel;
 
-pub use file_type::{FILE_TYPES, FileType, LowMix, Mix};
+pub use file_type::{FILE_TYPES, FileType, GridMix, LowMix, Mix};
 pub use importance::ColumnWeights;
 
 use crate::error::Error;
@@ -66,8 +67,8 @@ impl<'a> Conversion<'a> {
     /// quantized so that errors in important columns are small.
     ///
     /// # Errors
-    /// [`Error::ColumnWeights`] where the importance matrix is of another model;
-    /// [`Error::Weight`] where the model lacks a tensor that it lists.
+    /// [`Error::ColumnWeights`] where the importance matrix is of another model, or formats of
+    /// so few bits are chosen that they need one that is not there; [`Error::Weight`] where the model lacks a tensor that it lists.
     pub fn new(
         model: &OpenModel,
         file_type: FileType,
@@ -127,6 +128,10 @@ impl<'a> Conversion<'a> {
             }
         }
         notes.extend(requantized(&infos, &formats));
+        let changed = tensors.iter().zip(&infos).zip(&formats);
+        let changed = changed.filter(|((_, info), format)| info.format != **format);
+        let changed = changed.map(|((tensor, _), format)| (tensor.name.as_str(), *format));
+        importance::check_needed(file_type, changed, weighting)?;
         if let Some(weighting) = weighting {
             notes.extend(weighting.check(&tensors, &formats)?);
             weighting.describe(&mut metadata);

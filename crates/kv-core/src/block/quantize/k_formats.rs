@@ -82,7 +82,7 @@ pub(super) fn encode_q6_k(values: &[f32; 256], importance: &[f32; 256]) -> [u8; 
 }
 
 /// Groups of `LEN` values with their weights: `σ²` is twice the mean square of the block.
-fn groups<'a, const LEN: usize, const GROUPS: usize>(
+pub(super) fn groups<'a, const LEN: usize, const GROUPS: usize>(
     values: &'a [f32; 256],
     importance: &[f32; 256],
 ) -> [Group<'a, LEN>; GROUPS] {

@@ -2,10 +2,13 @@
 //!
 //! One scale is chosen per block from its extreme values, as described at each function; there is
 //! no search for a better one, except for the K formats and with the importance of columns
-//! ([`quantize_weighted`]). IQ4_XS, NVFP4 and the formats with grids cannot be written.
+//! ([`quantize_weighted`]). IQ1_S, IQ1_M, IQ4_XS and NVFP4 cannot be written.
 
 mod few_bits;
 mod fit;
+mod grid_fit;
+mod grid_formats;
+mod grid_search;
 mod integers;
 mod k_formats;
 mod weighted;
@@ -15,6 +18,9 @@ use half::{bf16, f16};
 use super::{BlockFormat, IQ4_VALUES};
 
 use self::few_bits::{encode_mxfp4, encode_q1_0, encode_q2_0, encode_tq1_0, encode_tq2_0};
+use self::grid_formats::{
+    encode_iq2_s, encode_iq2_xs, encode_iq2_xxs, encode_iq3_s, encode_iq3_xxs,
+};
 use self::k_formats::{encode_q2_k, encode_q3_k, encode_q4_k, encode_q5_k, encode_q6_k};
 pub use integers::{integer_block, integer_format, mxfp4_block};
 pub use weighted::quantize_weighted;
@@ -23,7 +29,7 @@ pub use weighted::quantize_weighted;
 const ALIKE: [f32; 256] = [1.0; 256];
 
 /// A row that cannot be encoded.
-#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq)]
 #[non_exhaustive]
 pub enum QuantizeError {
     /// This format can be read but not written.
@@ -54,6 +60,21 @@ pub enum QuantizeError {
         /// Bytes of the output.
         got: usize,
     },
+    /// A value is not finite, or beyond the numbers of half precision, which scales have.
+    #[error(
+        "value {index} of {n_values} is {value:e}, which {format} cannot hold: its largest is \
+         65504; if the weights are not damaged, take bf16 or f32"
+    )]
+    OutOfRange {
+        /// The format asked for.
+        format: BlockFormat,
+        /// Values given.
+        n_values: usize,
+        /// The place of the first such value.
+        index: usize,
+        /// The value.
+        value: f32,
+    },
     /// Not every value has an importance.
     #[error("{n_values} values need as many importances, not {got}")]
     WrongImportance {
@@ -65,20 +86,24 @@ pub enum QuantizeError {
 }
 
 /// Encodes `values` as whole blocks of `format`: `F32`, `F16`, `BF16`, `Q4_0`, `Q4_1`, `Q5_0`,
-/// `Q5_1`, `Q8_0`, `IQ4_NL`, a K format, `MXFP4`, `TQ1_0`, `TQ2_0`, `Q1_0` or `Q2_0`.
+/// `Q5_1`, `Q8_0`, `IQ4_NL`, a K format, a format with a grid of two or three bits, `MXFP4`,
+/// `TQ1_0`, `TQ2_0`, `Q1_0` or `Q2_0`.
 ///
 /// # Errors
-/// [`QuantizeError`] for another format, or where the values are no whole number of blocks.
+/// [`QuantizeError`] for another format, where the values are no whole number of blocks, or where
+/// one of them is beyond what the format holds.
 pub fn quantize(format: BlockFormat, values: &[f32]) -> Result<Vec<u8>, QuantizeError> {
+    check_range(format, values)?;
     let mut bytes = vec![0; format.row_bytes(values.len()).unwrap_or(0)];
     quantize_into(format, values, &mut bytes)?;
     Ok(bytes)
 }
 
-/// The same into `bytes`, which must have [`BlockFormat::row_bytes`] of the values.
+/// The same into `bytes`, which must have [`BlockFormat::row_bytes`] of the values. Values beyond
+/// what the format holds are clipped: for rows of K and V, where one must not stop a text.
 ///
 /// # Errors
-/// As [`quantize`], and [`QuantizeError::WrongLength`]; nothing is written then.
+/// As [`quantize`] otherwise, and [`QuantizeError::WrongLength`]; nothing is written then.
 pub fn quantize_into(
     format: BlockFormat,
     values: &[f32],
@@ -124,6 +149,11 @@ pub fn quantize_into(
         BlockFormat::Q4_K => each_block(values, bytes, |v| encode_q4_k(v, &ALIKE)),
         BlockFormat::Q5_K => each_block(values, bytes, |v| encode_q5_k(v, &ALIKE)),
         BlockFormat::Q6_K => each_block(values, bytes, |v| encode_q6_k(v, &ALIKE)),
+        BlockFormat::IQ2_XXS => each_block(values, bytes, |v| encode_iq2_xxs(v, &ALIKE)),
+        BlockFormat::IQ2_XS => each_block(values, bytes, |v| encode_iq2_xs(v, &ALIKE)),
+        BlockFormat::IQ2_S => each_block(values, bytes, |v| encode_iq2_s(v, &ALIKE)),
+        BlockFormat::IQ3_XXS => each_block(values, bytes, |v| encode_iq3_xxs(v, &ALIKE)),
+        BlockFormat::IQ3_S => each_block(values, bytes, |v| encode_iq3_s(v, &ALIKE)),
         BlockFormat::MXFP4 => each_block(values, bytes, encode_mxfp4),
         BlockFormat::TQ1_0 => each_block(values, bytes, encode_tq1_0),
         BlockFormat::TQ2_0 => each_block(values, bytes, encode_tq2_0),
@@ -134,6 +164,30 @@ pub fn quantize_into(
         }
     }
     Ok(())
+}
+
+/// Checks that no value is clipped, or becomes infinite.
+///
+/// # Errors
+/// [`QuantizeError::OutOfRange`].
+fn check_range(format: BlockFormat, values: &[f32]) -> Result<(), QuantizeError> {
+    let half = f16::MAX.to_f32();
+    let holds = |value: &f32| match format {
+        // What is not finite stays what it is.
+        BlockFormat::F32 | BlockFormat::BF16 => true,
+        BlockFormat::F16 => value.abs() <= half || !value.is_finite(),
+        BlockFormat::MXFP4 => value.is_finite(),
+        _ => value.abs() <= half,
+    };
+    match values.iter().position(|value| !holds(value)) {
+        Some(index) => Err(QuantizeError::OutOfRange {
+            format,
+            n_values: values.len(),
+            index,
+            value: values[index],
+        }),
+        None => Ok(()),
+    }
 }
 
 fn each_block<const LEN: usize, const BYTES: usize>(
@@ -311,6 +365,9 @@ mod tests {
             BlockFormat::Q4_K => 0.5 / 15.0 + 0.5 / 63.0,
             BlockFormat::Q5_K => 0.5 / 31.0 + 0.5 / 63.0,
             BlockFormat::Q6_K => 1.0 / 64.0 + 0.5 / 128.0,
+            // Few points of a grid of four levels (three), or of eight.
+            BlockFormat::IQ2_XXS | BlockFormat::IQ2_XS | BlockFormat::IQ2_S => 0.27,
+            BlockFormat::IQ3_XXS | BlockFormat::IQ3_S => 0.15,
             // The largest may lie between the last two floats of its power of two, or beyond.
             BlockFormat::MXFP4 => 0.13,
             // Half the way from 0 to the largest, and all the way from the mean to it.
@@ -320,7 +377,7 @@ mod tests {
         }
     }
 
-    const WRITABLE: [BlockFormat; 19] = [
+    const WRITABLE: [BlockFormat; 24] = [
         BlockFormat::F32,
         BlockFormat::F16,
         BlockFormat::BF16,
@@ -335,6 +392,11 @@ mod tests {
         BlockFormat::Q4_K,
         BlockFormat::Q5_K,
         BlockFormat::Q6_K,
+        BlockFormat::IQ2_XXS,
+        BlockFormat::IQ2_XS,
+        BlockFormat::IQ2_S,
+        BlockFormat::IQ3_XXS,
+        BlockFormat::IQ3_S,
         BlockFormat::MXFP4,
         BlockFormat::TQ1_0,
         BlockFormat::TQ2_0,
@@ -403,7 +465,8 @@ mod tests {
         ];
         let quantised = WRITABLE.into_iter().filter(|f| f.block_len() > 1);
         for (format, values) in quantised.flat_map(|f| blocks.map(|b| (f, b))) {
-            let bytes = quantize(format, &values).unwrap();
+            let mut bytes = vec![0; format.row_bytes(256).unwrap()];
+            quantize_into(format, &values, &mut bytes).unwrap();
             let mut read = [f32::NAN; 256];
             dequantize(format, &bytes, &mut read);
             for (v, r) in values.iter().zip(read) {
@@ -412,6 +475,34 @@ mod tests {
                     v.abs() < 1e-30 || r == 0.0 || v.signum() == r.signum() || v.abs() < 1e30,
                     "{format}: {v} became {r}"
                 );
+            }
+        }
+    }
+
+    /// Weights are not clipped in silence: the first that a format cannot hold is named.
+    #[test]
+    fn values_out_of_range_are_refused() {
+        for format in WRITABLE {
+            for value in [65504.0, -1e5, 3e19, f32::MAX, f32::INFINITY, f32::NAN] {
+                let mut values = [0.5; 256];
+                (values[77], values[99]) = (value, value);
+                let found = quantize(format, &values).map(drop);
+                let weighted = quantize_weighted(format, &values, &ALIKE).map(drop);
+                let is_held = match format {
+                    BlockFormat::F32 | BlockFormat::BF16 => true,
+                    BlockFormat::F16 => value == 65504.0 || !value.is_finite(),
+                    BlockFormat::MXFP4 => value.is_finite(),
+                    _ => value == 65504.0,
+                };
+                for found in [found, weighted] {
+                    match found {
+                        Ok(()) => assert!(is_held, "{format}: {value}"),
+                        Err(QuantizeError::OutOfRange { index, .. }) => {
+                            assert!(index == 77 && !is_held, "{format}: {value}, {index}");
+                        }
+                        Err(other) => panic!("{format}: {value}: {other}"),
+                    }
+                }
             }
         }
     }

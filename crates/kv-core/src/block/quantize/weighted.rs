@@ -6,18 +6,20 @@
 //! Invariant: a block whose weights are all 0 is encoded as without them.
 
 use super::fit::{Affine, Group, Minimum};
+use super::grid_formats;
 use super::k_formats::{self, Encode};
 use super::{
-    BlockFormat, QuantizeError, encode_iq4_nl, encode_q4_0, encode_q4_1, encode_q5_0, encode_q5_1,
-    fifth_bits, half, inverse, joined, mean_square, nearest_iq4, nibbles, quantize, stored,
+    BlockFormat, QuantizeError, check_range, encode_iq4_nl, encode_q4_0, encode_q4_1, encode_q5_0,
+    encode_q5_1, fifth_bits, half, inverse, joined, mean_square, nearest_iq4, nibbles, quantize,
+    stored,
 };
 
 /// Encodes one row of `values` as whole blocks of `format`, with the importance of each column, in
-/// any unit: 0 or more. Formats with more than 5 bits take no weights: [`quantize`] encodes them.
+/// any unit: 0 or more. Formats of more than 7 bits take no weights: [`quantize`] encodes them.
 ///
 /// # Errors
 /// [`QuantizeError`] for the formats that [`quantize`] cannot write; where the values are no whole
-/// number of blocks, or there are not as many importances.
+/// number of blocks, there are not as many importances, or a value is beyond what the format holds.
 pub fn quantize_weighted(
     format: BlockFormat,
     values: &[f32],
@@ -35,6 +37,7 @@ pub fn quantize_weighted(
             block_len,
         });
     }
+    check_range(format, values)?;
     let row = Row {
         values,
         importance,
@@ -51,6 +54,11 @@ pub fn quantize_weighted(
         BlockFormat::Q4_K => row.k(k_formats::encode_q4_k),
         BlockFormat::Q5_K => row.k(k_formats::encode_q5_k),
         BlockFormat::Q6_K => row.k(k_formats::encode_q6_k),
+        BlockFormat::IQ2_XXS => row.k(grid_formats::encode_iq2_xxs),
+        BlockFormat::IQ2_XS => row.k(grid_formats::encode_iq2_xs),
+        BlockFormat::IQ2_S => row.k(grid_formats::encode_iq2_s),
+        BlockFormat::IQ3_XXS => row.k(grid_formats::encode_iq3_xxs),
+        BlockFormat::IQ3_S => row.k(grid_formats::encode_iq3_s),
         _ => return quantize(format, values),
     })
 }
@@ -148,7 +156,7 @@ mod tests {
     use super::*;
     use crate::block::dequantize;
 
-    const WEIGHTED: [BlockFormat; 10] = [
+    const WEIGHTED: [BlockFormat; 15] = [
         BlockFormat::Q4_0,
         BlockFormat::Q4_1,
         BlockFormat::Q5_0,
@@ -159,6 +167,11 @@ mod tests {
         BlockFormat::Q4_K,
         BlockFormat::Q5_K,
         BlockFormat::Q6_K,
+        BlockFormat::IQ2_XXS,
+        BlockFormat::IQ2_XS,
+        BlockFormat::IQ2_S,
+        BlockFormat::IQ3_XXS,
+        BlockFormat::IQ3_S,
     ];
 
     /// Numbers that look random, between -1 and 1.
@@ -223,8 +236,8 @@ mod tests {
     #[test]
     fn extremes_stay_finite() {
         let mut one = [0.0f32; 256];
-        one[3] = f32::MAX;
-        for values in [one, [f32::MIN; 256], [1e-42; 256], [3e19; 256]] {
+        one[3] = 65504.0;
+        for values in [one, [-65504.0; 256], [1e-42; 256], [1e4; 256]] {
             for format in WEIGHTED {
                 for weight in [1e-30, 1.0, 1e30] {
                     let bytes = quantize_weighted(format, &values, &[weight; 256]).unwrap();

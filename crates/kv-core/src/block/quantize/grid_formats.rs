@@ -1,0 +1,243 @@
+//! Encoding into the formats with grids (layouts: [`iq_grid`](super::super::iq_grid)).
+
+use std::sync::LazyLock;
+
+use super::super::grid;
+use super::grid_fit::{Grid, GridBlock, GridFormat, Signs};
+use super::grid_search::GridSearch;
+use super::{half, joined};
+
+static IQ2_XXS: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_XXS, Signs::Even, 32));
+static IQ2_XS: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_XS, Signs::Even, 16));
+static IQ2_S: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_S, Signs::All, 16));
+static IQ3_XXS: LazyLock<GridFormat> = LazyLock::new(|| GridFormat {
+    signs: Signs::Even,
+    unit: 0.25,
+    ..iq3(&grid::IQ3_XXS)
+});
+static IQ3_S: LazyLock<GridFormat> = LazyLock::new(|| iq3(&grid::IQ3_S));
+
+fn iq2(grid: &[u64], signs: Signs, group_len: usize) -> GridFormat {
+    let entries = grid.iter().map(|entry| entry.to_le_bytes());
+    GridFormat {
+        grid: Grid::Eights(GridSearch::new(entries)),
+        signs,
+        group_len,
+        unit: 0.125,
+        reach: [0.65, 2.2],
+    }
+}
+
+fn iq3(grid: &[u32]) -> GridFormat {
+    let entries = grid.iter().map(|entry| entry.to_le_bytes());
+    GridFormat {
+        grid: Grid::Fours(GridSearch::new(entries)),
+        signs: Signs::All,
+        group_len: 32,
+        unit: 1.0,
+        reach: [0.75, 1.6],
+    }
+}
+
+/// `IQ2_XXS`: indices of eight bits, even signs, a scale for 32 values.
+pub(super) fn encode_iq2_xxs(values: &[f32; 256], importance: &[f32; 256]) -> [u8; 66] {
+    let block = IQ2_XXS.fit(values, importance);
+    let mut bytes = [0; 66];
+    bytes[..2].copy_from_slice(&half(block.d));
+    for (g, bytes) in bytes[2..].as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let eights = &block.eights[4 * g..];
+        let indices = [0, 1, 2, 3].map(|k| eights[k].entries[0] as u8);
+        *bytes = joined(&[&indices, &signs_and_scale(&block, g)]);
+    }
+    bytes
+}
+
+/// `IQ2_XS`: indices of nine bits, even signs, a scale for 16 values.
+pub(super) fn encode_iq2_xs(values: &[f32; 256], importance: &[f32; 256]) -> [u8; 74] {
+    let block = IQ2_XS.fit(values, importance);
+    let mut indices = [0; 64];
+    for (eight, bytes) in block.eights.iter().zip(indices.as_chunks_mut().0) {
+        let both = eight.entries[0] | u16::from(eight.signs & 127) << 9;
+        *bytes = both.to_le_bytes();
+    }
+    joined(&[&half(block.d), &indices, &scales::<8>(&block)])
+}
+
+/// `IQ2_S`: indices of ten bits, all signs, a scale for 16 values.
+pub(super) fn encode_iq2_s(values: &[f32; 256], importance: &[f32; 256]) -> [u8; 82] {
+    let block = IQ2_S.fit(values, importance);
+    let (mut low, mut high) = ([0; 32], [0; 8]);
+    for (i, eight) in block.eights.iter().enumerate() {
+        let [lower, upper] = eight.entries[0].to_le_bytes();
+        low[i] = lower;
+        high[i / 4] |= upper << (2 * (i % 4));
+    }
+    joined(&[
+        &half(block.d),
+        &low,
+        &signs(&block),
+        &high,
+        &scales::<8>(&block),
+    ])
+}
+
+/// `IQ3_XXS`: indices of eight bits, even signs, a scale for 32 values.
+pub(super) fn encode_iq3_xxs(values: &[f32; 256], importance: &[f32; 256]) -> [u8; 98] {
+    let block = IQ3_XXS.fit(values, importance);
+    let mut indices = [0; 64];
+    for (eight, indices) in block.eights.iter().zip(indices.as_chunks_mut().0) {
+        *indices = eight.entries.map(|index| index as u8);
+    }
+    let mut words = [0; 32];
+    for (g, word) in words.as_chunks_mut().0.iter_mut().enumerate() {
+        *word = signs_and_scale(&block, g);
+    }
+    joined(&[&half(block.d), &indices, &words])
+}
+
+/// `IQ3_S`: indices of nine bits, all signs, a scale for 32 values.
+pub(super) fn encode_iq3_s(values: &[f32; 256], importance: &[f32; 256]) -> [u8; 110] {
+    let block = IQ3_S.fit(values, importance);
+    let (mut low, mut high) = ([0; 64], [0; 8]);
+    for (i, eight) in block.eights.iter().enumerate() {
+        for (k, index) in eight.entries.into_iter().enumerate() {
+            let [lower, upper] = index.to_le_bytes();
+            low[2 * i + k] = lower;
+            high[i / 4] |= upper << (2 * (i % 4) + k);
+        }
+    }
+    joined(&[
+        &half(block.d),
+        &low,
+        &high,
+        &signs(&block),
+        &scales::<4>(&block),
+    ])
+}
+
+/// Four times seven bits of signs, and the scale of 32 values.
+fn signs_and_scale(block: &GridBlock, g: usize) -> [u8; 4] {
+    let eights = block.eights[4 * g..4 * g + 4].iter().rev();
+    let signs = eights.fold(0, |word, eight| word << 7 | u32::from(eight.signs & 127));
+    (signs | u32::from(block.scales[g]) << 28).to_le_bytes()
+}
+
+/// A byte of signs for each eight values.
+fn signs(block: &GridBlock) -> [u8; 32] {
+    block.eights.map(|eight| eight.signs)
+}
+
+/// Two scales a byte.
+fn scales<const N: usize>(block: &GridBlock) -> [u8; N] {
+    std::array::from_fn(|i| block.scales[2 * i] | block.scales[2 * i + 1] << 4)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::super::super::{BlockFormat, dequantize};
+    use super::super::{quantize, quantize_weighted};
+    use super::*;
+
+    /// The formats, with the most that may be left of the squares of nearly normal values.
+    const LEFT: [(BlockFormat, f64); 5] = [
+        (BlockFormat::IQ2_XXS, 0.115),
+        (BlockFormat::IQ2_XS, 0.082),
+        (BlockFormat::IQ2_S, 0.066),
+        (BlockFormat::IQ3_XXS, 0.033),
+        (BlockFormat::IQ3_S, 0.019),
+    ];
+
+    /// Numbers that look random, nearly normal.
+    fn noise(n: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next() + next() + next()).collect()
+    }
+
+    fn read(format: BlockFormat, bytes: &[u8], n: usize) -> Vec<f32> {
+        let mut values = vec![f32::NAN; n];
+        dequantize(format, bytes, &mut values);
+        values
+    }
+
+    /// The squared error, as a part of the squares.
+    fn left(values: &[f32], read: &[f32]) -> f64 {
+        let square = |x: f32| f64::from(x) * f64::from(x);
+        let errors: f64 = values.iter().zip(read).map(|(x, y)| square(x - y)).sum();
+        errors / values.iter().map(|x| square(*x)).sum::<f64>()
+    }
+
+    #[test]
+    fn little_of_the_values_is_lost() {
+        let values = noise(256 * 16, 1);
+        for (format, most) in LEFT {
+            let bytes = quantize(format, &values).unwrap();
+            let found = left(&values, &read(format, &bytes, values.len()));
+            eprintln!("{format}: {found:.4}");
+            assert!(found < most && found > 0.8 * most, "{format}: {found}");
+        }
+    }
+
+    /// Values of any size are encoded as well as others: sums are of values near 1.
+    #[test]
+    fn no_size_of_values_is_lost() {
+        for (format, most) in LEFT {
+            for size in [1e-3, 1e4] {
+                let values: Vec<f32> = noise(1024, 2).iter().map(|x| x * size).collect();
+                let importance = vec![1e30; 1024];
+                for bytes in [
+                    quantize(format, &values).unwrap(),
+                    quantize_weighted(format, &values, &importance).unwrap(),
+                ] {
+                    let found = left(&values, &read(format, &bytes, 1024));
+                    assert!(found < 1.1 * most, "{format} of {size}: {found}");
+                }
+            }
+        }
+    }
+
+    /// What was encoded once stays: its scales and entries are found again.
+    #[test]
+    fn encoding_again_changes_nothing() {
+        let values = noise(256 * 16, 3);
+        for (format, _) in LEFT {
+            let once = read(format, &quantize(format, &values).unwrap(), values.len());
+            let twice = read(format, &quantize(format, &once).unwrap(), values.len());
+            let found = left(&once, &twice);
+            assert!(found < 1e-3, "{format}: {found}");
+        }
+    }
+
+    /// Columns that matter a hundred times as much get smaller errors than they have alone.
+    #[test]
+    fn important_columns_are_kept() {
+        let values = noise(256 * 16, 4);
+        let is_heavy = |column: usize| column.is_multiple_of(5);
+        let importance: Vec<f32> = (0..values.len())
+            .map(|column| if is_heavy(column) { 100.0 } else { 1.0 })
+            .collect();
+        let heavy = |of: &[f32]| -> Vec<f32> {
+            let heavy = of
+                .iter()
+                .enumerate()
+                .filter(|(column, _)| is_heavy(*column));
+            heavy.map(|(_, x)| *x).collect()
+        };
+        for (format, _) in LEFT {
+            let plain = quantize(format, &values).unwrap();
+            let weighted = quantize_weighted(format, &values, &importance).unwrap();
+            let [plain, weighted] = [plain, weighted].map(|bytes| {
+                let read = read(format, &bytes, values.len());
+                left(&heavy(&values), &heavy(&read))
+            });
+            assert!(
+                weighted < 0.6 * plain,
+                "{format}: {plain} became {weighted}"
+            );
+        }
+    }
+}
