@@ -566,12 +566,14 @@ Vectors and a few small matrices stay F32, whatever the type. A matrix whose row
 number of blocks is stored in a larger type, and the output matrix in at least 6 bits per value. The
 mixes q4_k_m and q5_k_m are those of llama-quantize: attention V and FFN down take Q6_K in the first
 and last eighth of the layers and in every third between them. With --imatrix, FFN down of the first
-eighth takes Q4_1 in q4_0, and Q5_1 in q5_0. The file is complete when it gets its name.
+eighth takes Q4_1 in q4_0, and Q5_1 in q5_0. q2_k_s and the iq types below iq3_s need --imatrix, and
+are mixes of llama-quantize, too. The file is complete when it gets its name.
 
 Examples:
   cellar convert DIRECTORY model.gguf --type f16
   cellar convert DIRECTORY model.gguf --type q4_k_m
   cellar convert DIRECTORY model.gguf --type q4_k_m --imatrix imatrix.gguf
+  cellar convert DIRECTORY model.gguf --type iq2_m --imatrix imatrix.gguf
   cellar convert DIRECTORY - --type f16 | zstd > model.gguf.zst")]
 pub(crate) struct ConvertArgs {
     /// Directory with config.json, safetensors and tokenizer.json, or a GGUF file to requantise
@@ -579,7 +581,8 @@ pub(crate) struct ConvertArgs {
     /// Output file
     pub(crate) out: PathBuf,
     /// Type of matrices: f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k, q5_0, q5_1, q4_k_m, q4_k, q4_0,
-    /// q4_1, q3_k_m, q3_k, q2_k, tq2_0, tq1_0, q2_0 or q1_0
+    /// q4_1, q3_k_m, q3_k, q2_k, q2_k_s, iq4_nl, iq4_xs, iq3_m, iq3_s, iq3_xs, iq3_xxs, iq2_m,
+    /// iq2_s, iq2_xs, iq2_xxs, iq1_m, iq1_s, tq2_0, tq1_0, q2_0 or q1_0
     #[arg(long = "type", value_name = "TYPE", value_parser = values::file_type)]
     pub(crate) file_type: FileType,
     /// Importance matrix of 'cellar imatrix' or llama-imatrix (GGUF or .dat): matrices of 6 bits

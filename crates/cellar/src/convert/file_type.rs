@@ -26,8 +26,8 @@ pub enum Mix {
     Medium,
     /// Those of a type of few bits.
     Low(LowMix),
-    /// Those of a type whose matrices have grids.
-    Grid(GridMix),
+    /// Those of an IQ type.
+    Iq(IqMix),
 }
 
 /// The types of few bits that differ in which matrices are larger.
@@ -41,10 +41,12 @@ pub enum LowMix {
     Q2KS,
 }
 
-/// The types with grids that differ in which matrices are larger, or smaller.
+/// The IQ types, which differ in which matrices are larger, or smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // named as the types
-pub enum GridMix {
+pub enum IqMix {
+    IQ4NL,
+    IQ4XS,
     IQ3M,
     IQ3S,
     IQ3XS,
@@ -53,10 +55,12 @@ pub enum GridMix {
     IQ2S,
     IQ2XS,
     IQ2XXS,
+    IQ1M,
+    IQ1S,
 }
 
 /// All types.
-pub const FILE_TYPES: [FileType; 29] = {
+pub const FILE_TYPES: [FileType; 33] = {
     use BlockFormat::*;
     const fn of(name: &'static str, format: BlockFormat, number: u32) -> FileType {
         FileType {
@@ -78,9 +82,9 @@ pub const FILE_TYPES: [FileType; 29] = {
             ..of(name, format, number)
         }
     }
-    const fn grid(name: &'static str, format: BlockFormat, number: u32, mix: GridMix) -> FileType {
+    const fn iq(name: &'static str, format: BlockFormat, number: u32, mix: IqMix) -> FileType {
         FileType {
-            mix: Mix::Grid(mix),
+            mix: Mix::Iq(mix),
             ..of(name, format, number)
         }
     }
@@ -102,14 +106,18 @@ pub const FILE_TYPES: [FileType; 29] = {
         of("q3_k", Q3_K, 11),
         low("q2_k", Q2_K, 10, LowMix::Q2K),
         low("q2_k_s", Q2_K, 21, LowMix::Q2KS),
-        grid("iq3_m", IQ3_S, 27, GridMix::IQ3M),
-        grid("iq3_s", IQ3_S, 26, GridMix::IQ3S),
-        grid("iq3_xs", IQ3_S, 22, GridMix::IQ3XS),
-        grid("iq3_xxs", IQ3_XXS, 23, GridMix::IQ3XXS),
-        grid("iq2_m", IQ2_S, 29, GridMix::IQ2M),
-        grid("iq2_s", IQ2_XS, 28, GridMix::IQ2S),
-        grid("iq2_xs", IQ2_XS, 20, GridMix::IQ2XS),
-        grid("iq2_xxs", IQ2_XXS, 19, GridMix::IQ2XXS),
+        iq("iq4_nl", IQ4_NL, 25, IqMix::IQ4NL),
+        iq("iq4_xs", IQ4_XS, 30, IqMix::IQ4XS),
+        iq("iq3_m", IQ3_S, 27, IqMix::IQ3M),
+        iq("iq3_s", IQ3_S, 26, IqMix::IQ3S),
+        iq("iq3_xs", IQ3_S, 22, IqMix::IQ3XS),
+        iq("iq3_xxs", IQ3_XXS, 23, IqMix::IQ3XXS),
+        iq("iq2_m", IQ2_S, 29, IqMix::IQ2M),
+        iq("iq2_s", IQ2_XS, 28, IqMix::IQ2S),
+        iq("iq2_xs", IQ2_XS, 20, IqMix::IQ2XS),
+        iq("iq2_xxs", IQ2_XXS, 19, IqMix::IQ2XXS),
+        iq("iq1_m", IQ1_M, 31, IqMix::IQ1M),
+        iq("iq1_s", IQ1_S, 24, IqMix::IQ1S),
         of("tq2_0", TQ2_0, 37),
         of("tq1_0", TQ1_0, 36),
         of("q2_0", Q2_0, 41),

@@ -158,6 +158,9 @@ fn takes_weights(format: BlockFormat) -> bool {
             | Q4_K
             | Q5_K
             | Q6_K
+            | IQ4_XS
+            | IQ1_S
+            | IQ1_M
             | IQ2_XXS
             | IQ2_XS
             | IQ2_S
@@ -170,7 +173,7 @@ fn takes_weights(format: BlockFormat) -> bool {
 fn needs_weights(format: BlockFormat, file_type: FileType) -> bool {
     match format {
         BlockFormat::IQ2_XXS | BlockFormat::IQ2_XS | BlockFormat::IQ2_S => true,
-        BlockFormat::IQ3_XXS => true,
+        BlockFormat::IQ3_XXS | BlockFormat::IQ1_S | BlockFormat::IQ1_M => true,
         BlockFormat::Q2_K => file_type.mix == Mix::Low(LowMix::Q2KS),
         _ => false,
     }
@@ -339,7 +342,7 @@ mod tests {
             assert!(after < 0.95 * before, "{format}: {before} became {after}");
             n_formats += 1;
         }
-        assert_eq!(n_formats, 15);
+        assert_eq!(n_formats, 18);
     }
 
     /// Columns that were always 0 in the text, and matrices that saw none, give finite numbers near

@@ -17,7 +17,7 @@
 use kv_core::block::BlockFormat;
 use model_core::gguf::is_of_convolutions;
 
-use super::file_type::{FileType, GridMix, LowMix, Mix};
+use super::file_type::{FileType, IqMix, LowMix, Mix};
 
 /// A tensor of the model that is converted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,8 +79,8 @@ pub(super) fn formats(
             Mix::Uniform => counters.uniform(model, name, file_type.format),
             Mix::Medium => counters.medium(model, name, file_type.format),
             Mix::Low(low) => counters.low(model, name, low).unwrap_or(file_type.format),
-            Mix::Grid(mix) => {
-                let found = counters.grid(model, name, mix);
+            Mix::Iq(mix) => {
+                let found = counters.iq(model, name, mix);
                 found.unwrap_or(file_type.format)
             }
         };
@@ -97,7 +97,7 @@ fn output_format(file_type: FileType, tensor: &NamedShape) -> BlockFormat {
         format if !columns.is_multiple_of(format.block_len()) => BlockFormat::Q8_0,
         BlockFormat::Q8_0 => BlockFormat::Q8_0,
         _ => match file_type.mix {
-            Mix::Grid(mix) => mix.output(),
+            Mix::Iq(mix) => mix.output(),
             _ => BlockFormat::Q6_K,
         },
     }
@@ -174,8 +174,8 @@ impl Counters {
         }
     }
 
-    /// The format of the next matrix in a file with grids, unless it is that of most.
-    fn grid(&mut self, model: ModelTraits, name: &str, mix: GridMix) -> Option<BlockFormat> {
+    /// The format of the next matrix in a file of an IQ type, unless it is that of most.
+    fn iq(&mut self, model: ModelTraits, name: &str, mix: IqMix) -> Option<BlockFormat> {
         if name == "token_embd.weight" {
             return mix.embedding();
         }
@@ -191,8 +191,8 @@ impl Counters {
         if name.contains("ffn_down") {
             let n_before = self.down;
             let index = self.next_down(model, name);
-            // Those of two bits count matrices, even of experts.
-            let index = if mix.has_two_bits() { n_before } else { index };
+            // The least types count matrices, even of experts.
+            let index = if mix.is_least() { n_before } else { index };
             return mix.down(model, index);
         }
         match name.strip_suffix(".weight").unwrap_or(name) {
@@ -347,6 +347,7 @@ fn of_smaller_blocks(format: BlockFormat) -> BlockFormat {
         BlockFormat::Q2_K | BlockFormat::Q3_K => BlockFormat::Q4_0,
         BlockFormat::TQ1_0 | BlockFormat::TQ2_0 => BlockFormat::Q4_0,
         BlockFormat::Q1_0 | BlockFormat::Q2_0 => BlockFormat::Q4_0,
+        BlockFormat::IQ1_S | BlockFormat::IQ1_M | BlockFormat::IQ4_XS => BlockFormat::IQ4_NL,
         BlockFormat::IQ2_XXS | BlockFormat::IQ2_XS | BlockFormat::IQ2_S => BlockFormat::IQ4_NL,
         BlockFormat::IQ3_XXS | BlockFormat::IQ3_S => BlockFormat::IQ4_NL,
         BlockFormat::Q4_K => BlockFormat::Q5_0,

@@ -21,8 +21,8 @@
 //! ```
 
 mod file_type;
-mod grid_mix;
 mod importance;
+mod iq_mix;
 mod mix;
 mod pieces;
 
@@ -34,7 +34,7 @@ use kv_graph::weights::{Weight, WeightInfo, WeightSource};
 use model_core::gguf::{GgufWriter, Metadata, PendingWeight};
 use model_core::model_file::OpenModel;
 
-pub use file_type::{FILE_TYPES, FileType, GridMix, LowMix, Mix};
+pub use file_type::{FILE_TYPES, FileType, IqMix, LowMix, Mix};
 pub use importance::ColumnWeights;
 
 use crate::error::Error;

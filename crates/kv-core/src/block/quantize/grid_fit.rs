@@ -29,19 +29,25 @@ pub(super) enum Grid {
     Fours(GridSearch<4, 8, 8>),
 }
 
-/// Which signs a format stores.
+/// What a format stores of eight values, besides entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Signs {
-    /// One a value.
-    All,
-    /// Of eight values seven: the number of negative ones is even.
-    Even,
+pub(super) enum Beside {
+    /// Their signs.
+    Signs,
+    /// The signs of seven: the number of negative ones is even.
+    EvenSigns,
+    /// Whether 1 is added to the values of entries, or subtracted.
+    Shift,
+    /// The same for all of a group.
+    ShiftOfGroup,
 }
 
 /// A format: what its blocks can hold.
 pub(super) struct GridFormat {
     pub(super) grid: Grid,
-    pub(super) signs: Signs,
+    pub(super) beside: Beside,
+    /// The largest number that is stored for a scale.
+    pub(super) last_scale: u8,
     /// Values that share a scale: 16 or 32.
     pub(super) group_len: usize,
     /// What an entry of the grid is multiplied by, besides the scales.
@@ -51,22 +57,21 @@ pub(super) struct GridFormat {
     pub(super) reach: [f32; 2],
 }
 
-/// Eight values: one entry or two, and the bits of those that are negative.
+/// Eight values: one entry or two, and what is stored beside.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Eight {
     pub(super) entries: [u16; 2],
-    pub(super) signs: u8,
+    /// A bit for each value that is negative; or 1 where 1 is subtracted from all.
+    pub(super) beside: u8,
 }
 
-/// What is found for a block: value `v` is `d · unit · (2·scales[v / group_len] + 1) · entry`.
+/// What is found for a block: value `v` is `d · unit · (2·scales[v / group_len] + 1) · entry`, with
+/// the sign of `beside`, or shifted.
 pub(super) struct GridBlock {
     pub(super) d: f32,
     pub(super) scales: [u8; 16],
     pub(super) eights: [Eight; 32],
 }
-
-/// The largest number that is stored for a scale.
-const LAST_SCALE: u8 = 15;
 
 /// The weighted sums of some entries: with their values `t`, `Σ t·x` and `Σ t²`.
 #[derive(Clone, Copy, Default)]
@@ -76,6 +81,15 @@ struct Sums {
 }
 
 impl Sums {
+    fn of(values: &[f32; 8], weights: &[f32; 8], levels: &[f32; 8]) -> Self {
+        let mut sums = Self::default();
+        for ((x, w), level) in values.iter().zip(weights).zip(levels) {
+            sums.products += w * x * level;
+            sums.squares += w * level * level;
+        }
+        sums
+    }
+
     fn and(self, other: Self) -> Self {
         Self {
             products: self.products + other.products,
@@ -124,8 +138,8 @@ impl GridFormat {
     pub(super) fn fit(&self, values: &[f32; 256], importance: &[f32; 256]) -> GridBlock {
         let power = power_below(extreme(values));
         let values = values.map(|x| if x.is_nan() { 0.0 } else { x * inverse(power) });
-        let most = inverse(extreme(importance));
-        let importance = importance.map(|importance| importance * most);
+        let most = power_below(extreme(importance));
+        let importance = importance.map(|importance| importance * inverse(most));
         let eights: [Group<'_, 8>; 32] = groups(&values, &importance);
         let per_group = self.group_len / 8;
         let mut trials = [Trials::default(); 16];
@@ -135,7 +149,7 @@ impl GridFormat {
         let trials = &trials[..256 / self.group_len];
         let of_storage = self.unit * inverse(power);
         let stored = |scale: f32| stored(scale * inverse(of_storage)) * of_storage;
-        let scale = stored(block_scale(trials));
+        let scale = stored(self.block_scale(trials));
         let mut choices = [Choice::default(); 16];
         for ((group, trials), choice) in eights.chunks(per_group).zip(trials).zip(&mut choices) {
             *choice = self.choice(group, trials, scale);
@@ -152,7 +166,7 @@ impl GridFormat {
         }
     }
 
-    /// The least level and the largest.
+    /// The least positive level, and the largest.
     fn levels(&self) -> (f32, f32) {
         match &self.grid {
             Grid::Eights(grid) => grid.bounds(),
@@ -186,20 +200,45 @@ impl GridFormat {
     }
 
     /// The entries that are nearest to the values of a group, from these on, and their sums.
-    fn entries(&self, group: &[Group<'_, 8>], scale: f32, eights: &mut [Eight; 4]) -> Sums {
-        let each = group
-            .iter()
-            .zip(eights)
-            .map(|(values, eight)| self.eight(values, scale, eight));
-        each.fold(Sums::default(), Sums::and)
+    fn entries(&self, group: &[Group<'_, 8>], scale: f32, eights: &mut [Eight]) -> Sums {
+        match self.beside {
+            Beside::Signs | Beside::EvenSigns => {
+                let each = group.iter().zip(eights);
+                let sums = each.map(|(values, eight)| self.signed(values, scale, eight));
+                sums.fold(Sums::default(), Sums::and)
+            }
+            Beside::Shift => {
+                let each = group.chunks(1).zip(eights.chunks_mut(1));
+                let sums = each.map(|(values, eight)| self.up_or_down(values, scale, eight));
+                sums.fold(Sums::default(), Sums::and)
+            }
+            Beside::ShiftOfGroup => self.up_or_down(group, scale, eights),
+        }
+    }
+
+    /// The same with the better shift of all.
+    fn up_or_down(&self, group: &[Group<'_, 8>], scale: f32, eights: &mut [Eight]) -> Sums {
+        let mut others = [Eight::default(); 4];
+        others[..group.len()].copy_from_slice(&eights[..group.len()]);
+        let [up, down] = [(0, &mut *eights), (1, &mut others[..])].map(|(beside, eights)| {
+            let each = group.iter().zip(eights);
+            let sums = each.map(|(values, eight)| self.shifted(values, scale, beside, eight));
+            sums.fold(Sums::default(), Sums::and)
+        });
+        if down.error(scale) < up.error(scale) {
+            eights[..group.len()].copy_from_slice(&others[..group.len()]);
+            down
+        } else {
+            up
+        }
     }
 
     /// The best of the scales near what the trials say, with the block's scale.
     fn choice(&self, group: &[Group<'_, 8>], trials: &Trials, scale: f32) -> Choice {
-        let (near, _) = nearest_scale(trials, scale);
+        let (near, _) = self.nearest_scale(trials, scale);
         let mut eights = [Eight::default(); 4];
         let mut best: Option<(f32, Choice)> = None;
-        for number in near.saturating_sub(1)..=(near + 1).min(LAST_SCALE) {
+        for number in near.saturating_sub(1)..=(near + 1).min(self.last_scale) {
             let sums = self.entries(group, scale * odd(number), &mut eights);
             let error = sums.error(scale * odd(number));
             if best.is_none_or(|(least, _)| error < least) {
@@ -214,40 +253,49 @@ impl GridFormat {
         best.map(|(_, choice)| choice).unwrap_or_default()
     }
 
-    /// The entries that are nearest to eight values, from these on, and their sums.
-    fn eight(&self, values: &Group<'_, 8>, scale: f32, eight: &mut Eight) -> Sums {
+    /// The entries that are nearest to eight values by magnitudes and signs, from these on, and
+    /// their sums.
+    fn signed(&self, values: &Group<'_, 8>, scale: f32, eight: &mut Eight) -> Sums {
         let mut magnitudes = values.values.map(f32::abs);
         let bits = values.values.map(|x| u8::from(x < 0.0));
-        eight.signs = bits.iter().rev().fold(0, |signs, bit| signs << 1 | bit);
-        if self.signs == Signs::Even && eight.signs.count_ones() % 2 == 1 {
+        eight.beside = bits.iter().rev().fold(0, |signs, bit| signs << 1 | bit);
+        if self.beside == Beside::EvenSigns && eight.beside.count_ones() % 2 == 1 {
             let flipped = self.cheapest_flip(&magnitudes, &values.weights, scale);
-            eight.signs ^= 1 << flipped;
+            eight.beside ^= 1 << flipped;
             magnitudes[flipped] = -magnitudes[flipped];
         }
         let levels = self.nearest(&magnitudes, &values.weights, scale, &mut eight.entries);
-        let mut sums = Sums::default();
-        for ((x, w), level) in magnitudes.iter().zip(&values.weights).zip(levels) {
-            sums.products += w * x * level;
-            sums.squares += w * level * level;
-        }
-        sums
+        Sums::of(&magnitudes, &values.weights, &levels)
     }
 
-    /// Changes entries to those nearest to these magnitudes; their values.
+    /// The same by shifted values: up, or down where `beside` is 1.
+    fn shifted(&self, values: &Group<'_, 8>, scale: f32, beside: u8, eight: &mut Eight) -> Sums {
+        let shift = 1.0 - 2.0 * f32::from(beside);
+        let moved = values.values.map(|x| x - scale * shift);
+        eight.beside = beside;
+        let levels = self.nearest(&moved, &values.weights, scale, &mut eight.entries);
+        Sums::of(
+            values.values,
+            &values.weights,
+            &levels.map(|level| level + shift),
+        )
+    }
+
+    /// Changes entries to those nearest to these values, and returns what is in them.
     fn nearest(
         &self,
-        magnitudes: &[f32; 8],
+        values: &[f32; 8],
         weights: &[f32; 8],
         scale: f32,
         entries: &mut [u16; 2],
     ) -> [f32; 8] {
         match &self.grid {
             Grid::Eights(grid) => {
-                entries[0] = grid.nearest(magnitudes, weights, scale, entries[0]);
+                entries[0] = grid.nearest(values, weights, scale, entries[0]);
                 *grid.entry(entries[0])
             }
             Grid::Fours(grid) => {
-                let (values, weights) = (magnitudes.as_chunks().0, weights.as_chunks().0);
+                let (values, weights) = (values.as_chunks().0, weights.as_chunks().0);
                 for (i, entry) in entries.iter_mut().enumerate() {
                     *entry = grid.nearest(&values[i], &weights[i], scale, *entry);
                 }
@@ -269,6 +317,38 @@ impl GridFormat {
         let costs: [f32; 8] = from_fn(cost);
         (1..8).fold(0, |best, i| if costs[i] < costs[best] { i } else { best })
     }
+
+    /// The number of the scale that is best, by what was tried, with the block's scale; and its error.
+    fn nearest_scale(&self, trials: &Trials, scale: f32) -> (u8, f32) {
+        let number = ((best_scale(trials) * inverse(scale) - 1.0) / 2.0) as u8;
+        let near = number.min(self.last_scale)..=(number.saturating_add(1)).min(self.last_scale);
+        let error = |number: u8| {
+            let of_trial = |trial: &Sums| trial.error(scale * odd(number));
+            trials.iter().map(of_trial).fold(f32::INFINITY, f32::min)
+        };
+        let errors = near.map(|number| (number, error(number)));
+        let best = errors.reduce(|best, next| if next.1 < best.1 { next } else { best });
+        best.unwrap_or_default()
+    }
+
+    /// The scale of a block that does best with what its groups tried.
+    fn block_scale(&self, trials: &[Trials]) -> f32 {
+        let largest = trials
+            .iter()
+            .map(|trials| best_scale(trials))
+            .fold(0.0, f32::max);
+        let full = largest / odd(self.last_scale);
+        let candidates = (0..N_BLOCK_SCALES).map(|i| full * (0.85 + f32::from(i) / 40.0));
+        let errors = candidates.map(|scale| {
+            let error: f32 = trials
+                .iter()
+                .map(|trials| self.nearest_scale(trials, scale).1)
+                .sum();
+            (error, scale)
+        });
+        let best = errors.reduce(|best, next| if next.0 < best.0 { next } else { best });
+        best.map_or(0.0, |(_, scale)| scale)
+    }
 }
 
 /// The scale of least squares of the best of these.
@@ -277,38 +357,6 @@ fn best_scale(trials: &[Sums]) -> f32 {
         .iter()
         .map(|trial| (trial.error(trial.scale()), trial.scale()));
     let best = scales.reduce(|best, next| if next.0 < best.0 { next } else { best });
-    best.map_or(0.0, |(_, scale)| scale)
-}
-
-/// The number of the scale that is best, by what was tried, with the block's scale; and its error.
-fn nearest_scale(trials: &Trials, scale: f32) -> (u8, f32) {
-    let number = ((best_scale(trials) * inverse(scale) - 1.0) / 2.0) as u8;
-    let near = number.min(LAST_SCALE)..=(number.saturating_add(1)).min(LAST_SCALE);
-    let error = |number: u8| {
-        let of_trial = |trial: &Sums| trial.error(scale * odd(number));
-        trials.iter().map(of_trial).fold(f32::INFINITY, f32::min)
-    };
-    let errors = near.map(|number| (number, error(number)));
-    let best = errors.reduce(|best, next| if next.1 < best.1 { next } else { best });
-    best.unwrap_or_default()
-}
-
-/// The scale of a block that does best with what its groups tried.
-fn block_scale(trials: &[Trials]) -> f32 {
-    let largest = trials
-        .iter()
-        .map(|trials| best_scale(trials))
-        .fold(0.0, f32::max);
-    let full = largest / odd(LAST_SCALE);
-    let candidates = (0..N_BLOCK_SCALES).map(|i| full * (0.85 + f32::from(i) / 40.0));
-    let errors = candidates.map(|scale| {
-        let error: f32 = trials
-            .iter()
-            .map(|trials| nearest_scale(trials, scale).1)
-            .sum();
-        (error, scale)
-    });
-    let best = errors.reduce(|best, next| if next.0 < best.0 { next } else { best });
     best.map_or(0.0, |(_, scale)| scale)
 }
 
@@ -322,4 +370,57 @@ fn odd(number: u8) -> f32 {
 fn power_below(value: f32) -> f32 {
     let exponent = (value.abs().to_bits() >> 23).clamp(10, 244);
     f32::from_bits(exponent << 23)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::grid;
+    use super::*;
+
+    /// What is found is better than the scale that each group's largest value gives, and the sums
+    /// that it was chosen by are those of the values that a reader computes.
+    #[test]
+    fn the_search_beats_the_scale_of_the_largest_value() {
+        let entries = |entry: &u64| entry.to_le_bytes().map(|level| level as i8);
+        for (beside, most) in [(Beside::EvenSigns, 0.82), (Beside::Signs, 0.82)] {
+            let format = GridFormat {
+                grid: Grid::Eights(GridSearch::new(grid::IQ2_XS.iter().map(entries))),
+                beside,
+                last_scale: 15,
+                group_len: 16,
+                unit: 0.125,
+                reach: [0.65, 2.2],
+            };
+            let values: [f32; 256] = from_fn(|i| ((i * i) as f32).sin() + (i as f32 * 0.7).cos());
+            let eights: [Group<'_, 8>; 32] = groups(&values, &[1.0; 256]);
+            let mut naive = 0.0;
+            for group in eights.chunks(2) {
+                let largest = group.iter().flat_map(|eight| eight.values);
+                let largest = largest.fold(0.0, |most: f32, x| most.max(x.abs()));
+                let scale = largest / format.levels().1;
+                let error = format
+                    .entries(group, scale, &mut [Eight::default(); 4])
+                    .error(scale);
+                naive += error + group.iter().map(|eight| eight.error(|_| 0.0)).sum::<f32>();
+            }
+            let found = format.fit(&values, &[1.0; 256]);
+            let mut error = 0.0;
+            for (i, (eight, values)) in found.eights.iter().zip(&eights).enumerate() {
+                let Grid::Eights(grid) = &format.grid else {
+                    return;
+                };
+                let scale = found.d * format.unit * odd(found.scales[i / 2]);
+                let levels = grid.entry(eight.entries[0]);
+                for v in 0..8 {
+                    let is_negative = eight.beside >> v & 1 == 1;
+                    let read = scale * if is_negative { -levels[v] } else { levels[v] };
+                    let off = values.values[v] - read;
+                    error += values.weights[v] * off * off;
+                }
+                let n_negative = eight.beside.count_ones();
+                assert!(beside == Beside::Signs || n_negative.is_multiple_of(2));
+            }
+            assert!(error < most * naive, "{error} of {naive}");
+        }
+    }
 }

@@ -3,25 +3,45 @@
 use std::sync::LazyLock;
 
 use super::super::grid;
-use super::grid_fit::{Grid, GridBlock, GridFormat, Signs};
+use super::grid_fit::{Beside, Eight, Grid, GridBlock, GridFormat};
 use super::grid_search::GridSearch;
 use super::{half, joined};
 
-static IQ2_XXS: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_XXS, Signs::Even, 32));
-static IQ2_XS: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_XS, Signs::Even, 16));
-static IQ2_S: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_S, Signs::All, 16));
+static IQ2_XXS: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_XXS, Beside::EvenSigns, 32));
+static IQ2_XS: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_XS, Beside::EvenSigns, 16));
+static IQ2_S: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_S, Beside::Signs, 16));
 static IQ3_XXS: LazyLock<GridFormat> = LazyLock::new(|| GridFormat {
-    signs: Signs::Even,
+    beside: Beside::EvenSigns,
     unit: 0.25,
     ..iq3(&grid::IQ3_XXS)
 });
 static IQ3_S: LazyLock<GridFormat> = LazyLock::new(|| iq3(&grid::IQ3_S));
 
-fn iq2(grid: &[u64], signs: Signs, group_len: usize) -> GridFormat {
-    let entries = grid.iter().map(|entry| entry.to_le_bytes());
+static IQ1_S: LazyLock<GridFormat> = LazyLock::new(|| iq1(Beside::ShiftOfGroup, 32));
+static IQ1_M: LazyLock<GridFormat> = LazyLock::new(|| iq1(Beside::Shift, 16));
+
+fn iq1(beside: Beside, group_len: usize) -> GridFormat {
+    // The grid has 16 more than the values.
+    let entries = grid::IQ1.iter();
+    let entries = entries.map(|entry| entry.to_le_bytes().map(|level| level as i8 - 16));
     GridFormat {
         grid: Grid::Eights(GridSearch::new(entries)),
-        signs,
+        beside,
+        last_scale: 7,
+        group_len,
+        unit: 0.125,
+        reach: [0.8, 3.0],
+    }
+}
+
+fn iq2(grid: &[u64], beside: Beside, group_len: usize) -> GridFormat {
+    let entries = grid
+        .iter()
+        .map(|entry| entry.to_le_bytes().map(|level| level as i8));
+    GridFormat {
+        grid: Grid::Eights(GridSearch::new(entries)),
+        beside,
+        last_scale: 15,
         group_len,
         unit: 0.125,
         reach: [0.65, 2.2],
@@ -29,10 +49,13 @@ fn iq2(grid: &[u64], signs: Signs, group_len: usize) -> GridFormat {
 }
 
 fn iq3(grid: &[u32]) -> GridFormat {
-    let entries = grid.iter().map(|entry| entry.to_le_bytes());
+    let entries = grid
+        .iter()
+        .map(|entry| entry.to_le_bytes().map(|level| level as i8));
     GridFormat {
         grid: Grid::Fours(GridSearch::new(entries)),
-        signs: Signs::All,
+        beside: Beside::Signs,
+        last_scale: 15,
         group_len: 32,
         unit: 1.0,
         reach: [0.75, 1.6],
@@ -57,7 +80,7 @@ pub(super) fn encode_iq2_xs(values: &[f32; 256], importance: &[f32; 256]) -> [u8
     let block = IQ2_XS.fit(values, importance);
     let mut indices = [0; 64];
     for (eight, bytes) in block.eights.iter().zip(indices.as_chunks_mut().0) {
-        let both = eight.entries[0] | u16::from(eight.signs & 127) << 9;
+        let both = eight.entries[0] | u16::from(eight.beside & 127) << 9;
         *bytes = both.to_le_bytes();
     }
     joined(&[&half(block.d), &indices, &scales::<8>(&block)])
@@ -66,15 +89,13 @@ pub(super) fn encode_iq2_xs(values: &[f32; 256], importance: &[f32; 256]) -> [u8
 /// `IQ2_S`: indices of ten bits, all signs, a scale for 16 values.
 pub(super) fn encode_iq2_s(values: &[f32; 256], importance: &[f32; 256]) -> [u8; 82] {
     let block = IQ2_S.fit(values, importance);
-    let (mut low, mut high) = ([0; 32], [0; 8]);
+    let mut high = [0; 8];
     for (i, eight) in block.eights.iter().enumerate() {
-        let [lower, upper] = eight.entries[0].to_le_bytes();
-        low[i] = lower;
-        high[i / 4] |= upper << (2 * (i % 4));
+        high[i / 4] |= ((eight.entries[0] >> 8) as u8) << (2 * (i % 4));
     }
     joined(&[
         &half(block.d),
-        &low,
+        &lower_bits(&block),
         &signs(&block),
         &high,
         &scales::<8>(&block),
@@ -115,16 +136,53 @@ pub(super) fn encode_iq3_s(values: &[f32; 256], importance: &[f32; 256]) -> [u8;
     ])
 }
 
+/// `IQ1_S`: indices of eleven bits, a shift and a scale for 32 values.
+pub(super) fn encode_iq1_s(values: &[f32; 256], importance: &[f32; 256]) -> [u8; 50] {
+    let block = IQ1_S.fit(values, importance);
+    let mut words = [0; 16];
+    for (g, bytes) in words.as_chunks_mut().0.iter_mut().enumerate() {
+        let eights = &block.eights[4 * g..4 * g + 4];
+        let beside = u16::from(eights[0].beside) << 15 | u16::from(block.scales[g]) << 12;
+        let upper = eights
+            .iter()
+            .rev()
+            .fold(0, |word, eight| word << 3 | eight.entries[0] >> 8);
+        *bytes = (beside | upper).to_le_bytes();
+    }
+    joined(&[&half(block.d), &lower_bits(&block), &words])
+}
+
+/// `IQ1_M`: indices of eleven bits, a shift for eight values, a scale for 16.
+pub(super) fn encode_iq1_m(values: &[f32; 256], importance: &[f32; 256]) -> [u8; 56] {
+    let block = IQ1_M.fit(values, importance);
+    let nibble = |eight: &Eight| (eight.entries[0] >> 8) as u8 | eight.beside << 3;
+    let (pairs, _) = block.eights.as_chunks::<2>();
+    let high: [u8; 16] = std::array::from_fn(|i| nibble(&pairs[i][0]) | nibble(&pairs[i][1]) << 4);
+    let d = u16::from_le_bytes(half(block.d));
+    let mut words = [0; 8];
+    for (i, bytes) in words.as_chunks_mut().0.iter_mut().enumerate() {
+        let scales = block.scales[4 * i..4 * i + 4].iter().rev();
+        let scales = scales.fold(0, |word, scale| word << 3 | u16::from(*scale));
+        *bytes = (scales | (d >> (4 * i) & 15) << 12).to_le_bytes();
+    }
+    joined(&[&lower_bits(&block), &high, &words])
+}
+
+/// The lower eight bits of each index.
+fn lower_bits(block: &GridBlock) -> [u8; 32] {
+    block.eights.map(|eight| eight.entries[0] as u8)
+}
+
 /// Four times seven bits of signs, and the scale of 32 values.
 fn signs_and_scale(block: &GridBlock, g: usize) -> [u8; 4] {
     let eights = block.eights[4 * g..4 * g + 4].iter().rev();
-    let signs = eights.fold(0, |word, eight| word << 7 | u32::from(eight.signs & 127));
+    let signs = eights.fold(0, |word, eight| word << 7 | u32::from(eight.beside & 127));
     (signs | u32::from(block.scales[g]) << 28).to_le_bytes()
 }
 
 /// A byte of signs for each eight values.
 fn signs(block: &GridBlock) -> [u8; 32] {
-    block.eights.map(|eight| eight.signs)
+    block.eights.map(|eight| eight.beside)
 }
 
 /// Two scales a byte.
@@ -140,12 +198,14 @@ mod tests {
     use super::*;
 
     /// The formats, with the most that may be left of the squares of nearly normal values.
-    const LEFT: [(BlockFormat, f64); 5] = [
-        (BlockFormat::IQ2_XXS, 0.115),
-        (BlockFormat::IQ2_XS, 0.082),
-        (BlockFormat::IQ2_S, 0.066),
-        (BlockFormat::IQ3_XXS, 0.033),
-        (BlockFormat::IQ3_S, 0.019),
+    const LEFT: [(BlockFormat, f64); 7] = [
+        (BlockFormat::IQ1_S, 0.2),
+        (BlockFormat::IQ1_M, 0.17),
+        (BlockFormat::IQ2_XXS, 0.112),
+        (BlockFormat::IQ2_XS, 0.083),
+        (BlockFormat::IQ2_S, 0.057),
+        (BlockFormat::IQ3_XXS, 0.032),
+        (BlockFormat::IQ3_S, 0.0165),
     ];
 
     /// Numbers that look random, nearly normal.
@@ -177,7 +237,6 @@ mod tests {
         for (format, most) in LEFT {
             let bytes = quantize(format, &values).unwrap();
             let found = left(&values, &read(format, &bytes, values.len()));
-            eprintln!("{format}: {found:.4}");
             assert!(found < most && found > 0.8 * most, "{format}: {found}");
         }
     }

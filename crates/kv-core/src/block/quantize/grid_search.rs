@@ -44,21 +44,21 @@ struct End {
 
 impl<const DIM: usize, const LEVELS: usize, const DIGITS: usize> GridSearch<DIM, LEVELS, DIGITS> {
     /// Of the entries of a grid, which has at most 65,536.
-    pub(super) fn new(grid: impl Iterator<Item = [u8; DIM]>) -> Self {
-        let grid: Vec<[u8; DIM]> = grid.collect();
-        let mut all: Vec<u8> = grid.iter().flatten().copied().collect();
+    pub(super) fn new(grid: impl Iterator<Item = [i8; DIM]>) -> Self {
+        let grid: Vec<[i8; DIM]> = grid.collect();
+        let mut all: Vec<i8> = grid.iter().flatten().copied().collect();
         all.sort_unstable();
         all.dedup();
         debug_assert!(all.len() == LEVELS && DIGITS == LEVELS.pow((DIM / N_DIGITS) as u32));
-        let level = |value: u8| all.iter().position(|&level| level == value).unwrap_or(0);
-        let digits = |entry: &[u8; DIM]| -> [u8; N_DIGITS] {
+        let level = |value: i8| all.iter().position(|&level| level == value).unwrap_or(0);
+        let digits = |entry: &[i8; DIM]| -> [u8; N_DIGITS] {
             from_fn(|digit| {
                 let values = entry.iter().skip(digit * (DIM / N_DIGITS));
                 let values = values.take(DIM / N_DIGITS);
                 values.fold(0, |digit, &value| digit * LEVELS + level(value)) as u8
             })
         };
-        let entry = |entry: &[u8; DIM]| Entry {
+        let entry = |entry: &[i8; DIM]| Entry {
             values: entry.map(f32::from),
             digits: digits(entry),
         };
@@ -83,9 +83,11 @@ impl<const DIM: usize, const LEVELS: usize, const DIGITS: usize> GridSearch<DIM,
         }
     }
 
-    /// The least and the largest value of entries.
+    /// The least positive value of entries, and the largest.
     pub(super) fn bounds(&self) -> (f32, f32) {
-        (self.levels[0], self.levels[LEVELS - 1])
+        let largest = self.levels[LEVELS - 1];
+        let positive = self.levels.iter().find(|level| **level > 0.0);
+        (positive.copied().unwrap_or(largest), largest)
     }
 
     /// The values of an entry.
@@ -164,8 +166,12 @@ mod tests {
     /// The search finds what comparing with each entry finds, for values near the grid and far off.
     #[test]
     fn the_nearest_entry_is_the_nearest_of_all() {
-        let eights = GridSearch::<8, 3, 9>::new(grid::IQ2_S.iter().map(|e| e.to_le_bytes()));
-        let fours = GridSearch::<4, 8, 8>::new(grid::IQ3_S.iter().map(|e| e.to_le_bytes()));
+        let eights = GridSearch::<8, 3, 9>::new(
+            grid::IQ2_S.iter().map(|e| e.to_le_bytes().map(|b| b as i8)),
+        );
+        let fours = GridSearch::<4, 8, 8>::new(
+            grid::IQ3_S.iter().map(|e| e.to_le_bytes().map(|b| b as i8)),
+        );
         let mut state = 1u32;
         let mut next = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

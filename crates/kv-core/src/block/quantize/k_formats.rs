@@ -1,4 +1,4 @@
-//! Encoding into the K formats: 256 values a block, whose groups have small scales of their own
+//! Encoding into the K formats, and `IQ4_XS`: 256 values a block, whose groups have small scales of their own
 //! (layouts: [`k_quants`](super::super::k_quants)).
 //!
 //! First each group's best scale (and minimum) is searched for, then the block's `d` (and `dmin`)
@@ -6,7 +6,10 @@
 //! (and minima) which leaves the least weighted error. Invariant: finite values read back finite.
 
 use super::fit::{Affine, Group, Minimum, nearest};
-use super::{ALIKE, bounds, extreme, half, inverse, joined, mean_square, representable, stored};
+use super::{
+    ALIKE, IQ4_VALUES, bounds, extreme, half, inverse, joined, mean_square, nearest_iq4,
+    representable, stored,
+};
 
 /// Encodes one block, with the importance of each value.
 pub(super) type Encode<const BYTES: usize> = fn(&[f32; 256], &[f32; 256]) -> [u8; BYTES];
@@ -79,6 +82,30 @@ pub(super) fn encode_q6_k(values: &[f32; 256], importance: &[f32; 256]) -> [u8; 
     }
     let scales = block.scales.map(|scale| scale as u8);
     joined(&[&ql, &qh, &scales, &half(block.d)])
+}
+
+/// `IQ4_XS`: scales of six bits, and the table of `IQ4_NL`.
+pub(super) fn encode_iq4_xs(values: &[f32; 256], importance: &[f32; 256]) -> [u8; 136] {
+    let groups: [Group<'_, 32>; 8] = groups(values, importance);
+    let fits = groups.each_ref().map(|group| {
+        let found = group.table();
+        found.unwrap_or_else(|| representable(extreme(group.values) / f32::from(IQ4_VALUES[0])))
+    });
+    let d = stored(extreme(&fits) / -32.0);
+    let (mut high, mut low, mut qs) = (0u16, [0; 4], [0; 128]);
+    let qs_of = qs.as_chunks_mut::<16>().0;
+    for (g, (group, fit)) in groups.iter().zip(fits).enumerate() {
+        let index = |x: f32, scale: f32| nearest_iq4(x * inverse(d * scale));
+        let read =
+            |x: f32, scale: f32| d * scale * f32::from(IQ4_VALUES[usize::from(index(x, scale))]);
+        let scales = neighbours(fit * inverse(d), -32.0, 31.0);
+        let scale = least(scales, |scale| group.error(|x| read(x, scale)));
+        let number = (scale + 32.0) as u8;
+        high |= u16::from(number >> 4) << (2 * g);
+        low[g / 2] |= (number & 15) << (4 * (g % 2));
+        qs_of[g] = super::nibbles(&group.values.map(|x| index(x, scale)));
+    }
+    joined(&[&half(d), &high.to_le_bytes(), &low, &qs])
 }
 
 /// Groups of `LEN` values with their weights: `σ²` is twice the mean square of the block.

@@ -2,7 +2,7 @@
 //!
 //! One scale is chosen per block from its extreme values, as described at each function; there is
 //! no search for a better one, except for the K formats and with the importance of columns
-//! ([`quantize_weighted`]). IQ1_S, IQ1_M, IQ4_XS and NVFP4 cannot be written.
+//! ([`quantize_weighted`]). NVFP4 cannot be written.
 
 mod few_bits;
 mod fit;
@@ -19,9 +19,12 @@ use super::{BlockFormat, IQ4_VALUES};
 
 use self::few_bits::{encode_mxfp4, encode_q1_0, encode_q2_0, encode_tq1_0, encode_tq2_0};
 use self::grid_formats::{
-    encode_iq2_s, encode_iq2_xs, encode_iq2_xxs, encode_iq3_s, encode_iq3_xxs,
+    encode_iq1_m, encode_iq1_s, encode_iq2_s, encode_iq2_xs, encode_iq2_xxs, encode_iq3_s,
+    encode_iq3_xxs,
 };
-use self::k_formats::{encode_q2_k, encode_q3_k, encode_q4_k, encode_q5_k, encode_q6_k};
+use self::k_formats::{
+    encode_iq4_xs, encode_q2_k, encode_q3_k, encode_q4_k, encode_q5_k, encode_q6_k,
+};
 pub use integers::{integer_block, integer_format, mxfp4_block};
 pub use weighted::quantize_weighted;
 
@@ -86,8 +89,8 @@ pub enum QuantizeError {
 }
 
 /// Encodes `values` as whole blocks of `format`: `F32`, `F16`, `BF16`, `Q4_0`, `Q4_1`, `Q5_0`,
-/// `Q5_1`, `Q8_0`, `IQ4_NL`, a K format, a format with a grid of two or three bits, `MXFP4`,
-/// `TQ1_0`, `TQ2_0`, `Q1_0` or `Q2_0`.
+/// `Q5_1`, `Q8_0`, a K format, an IQ format, `MXFP4`, `TQ1_0`, `TQ2_0`, `Q1_0` or
+/// `Q2_0`.
 ///
 /// # Errors
 /// [`QuantizeError`] for another format, where the values are no whole number of blocks, or where
@@ -149,6 +152,9 @@ pub fn quantize_into(
         BlockFormat::Q4_K => each_block(values, bytes, |v| encode_q4_k(v, &ALIKE)),
         BlockFormat::Q5_K => each_block(values, bytes, |v| encode_q5_k(v, &ALIKE)),
         BlockFormat::Q6_K => each_block(values, bytes, |v| encode_q6_k(v, &ALIKE)),
+        BlockFormat::IQ1_S => each_block(values, bytes, |v| encode_iq1_s(v, &ALIKE)),
+        BlockFormat::IQ1_M => each_block(values, bytes, |v| encode_iq1_m(v, &ALIKE)),
+        BlockFormat::IQ4_XS => each_block(values, bytes, |v| encode_iq4_xs(v, &ALIKE)),
         BlockFormat::IQ2_XXS => each_block(values, bytes, |v| encode_iq2_xxs(v, &ALIKE)),
         BlockFormat::IQ2_XS => each_block(values, bytes, |v| encode_iq2_xs(v, &ALIKE)),
         BlockFormat::IQ2_S => each_block(values, bytes, |v| encode_iq2_s(v, &ALIKE)),
@@ -359,12 +365,14 @@ mod tests {
             BlockFormat::Q5_1 => 0.53 / 31.0,
             // Half of the widest gap of the table is 12, and the scale is fitted.
             BlockFormat::IQ4_NL => 16.0 / 254.0,
+            BlockFormat::IQ4_XS => 16.0 / 254.0 + 0.5 / 64.0,
             // Half a step of the group, and the rounding of its scale.
             BlockFormat::Q2_K => 0.5 / 3.0 + 0.5 / 15.0,
             BlockFormat::Q3_K => 1.0 / 8.0 + 0.5 / 32.0,
             BlockFormat::Q4_K => 0.5 / 15.0 + 0.5 / 63.0,
             BlockFormat::Q5_K => 0.5 / 31.0 + 0.5 / 63.0,
             BlockFormat::Q6_K => 1.0 / 64.0 + 0.5 / 128.0,
+            BlockFormat::IQ1_S | BlockFormat::IQ1_M => 0.4,
             // Few points of a grid of four levels (three), or of eight.
             BlockFormat::IQ2_XXS | BlockFormat::IQ2_XS | BlockFormat::IQ2_S => 0.27,
             BlockFormat::IQ3_XXS | BlockFormat::IQ3_S => 0.15,
@@ -377,7 +385,7 @@ mod tests {
         }
     }
 
-    const WRITABLE: [BlockFormat; 24] = [
+    const WRITABLE: [BlockFormat; 27] = [
         BlockFormat::F32,
         BlockFormat::F16,
         BlockFormat::BF16,
@@ -392,6 +400,9 @@ mod tests {
         BlockFormat::Q4_K,
         BlockFormat::Q5_K,
         BlockFormat::Q6_K,
+        BlockFormat::IQ4_XS,
+        BlockFormat::IQ1_S,
+        BlockFormat::IQ1_M,
         BlockFormat::IQ2_XXS,
         BlockFormat::IQ2_XS,
         BlockFormat::IQ2_S,

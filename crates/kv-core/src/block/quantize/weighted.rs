@@ -54,6 +54,9 @@ pub fn quantize_weighted(
         BlockFormat::Q4_K => row.k(k_formats::encode_q4_k),
         BlockFormat::Q5_K => row.k(k_formats::encode_q5_k),
         BlockFormat::Q6_K => row.k(k_formats::encode_q6_k),
+        BlockFormat::IQ4_XS => row.k(k_formats::encode_iq4_xs),
+        BlockFormat::IQ1_S => row.k(grid_formats::encode_iq1_s),
+        BlockFormat::IQ1_M => row.k(grid_formats::encode_iq1_m),
         BlockFormat::IQ2_XXS => row.k(grid_formats::encode_iq2_xxs),
         BlockFormat::IQ2_XS => row.k(grid_formats::encode_iq2_xs),
         BlockFormat::IQ2_S => row.k(grid_formats::encode_iq2_s),
@@ -156,7 +159,7 @@ mod tests {
     use super::*;
     use crate::block::dequantize;
 
-    const WEIGHTED: [BlockFormat; 15] = [
+    const WEIGHTED: [BlockFormat; 18] = [
         BlockFormat::Q4_0,
         BlockFormat::Q4_1,
         BlockFormat::Q5_0,
@@ -167,6 +170,9 @@ mod tests {
         BlockFormat::Q4_K,
         BlockFormat::Q5_K,
         BlockFormat::Q6_K,
+        BlockFormat::IQ4_XS,
+        BlockFormat::IQ1_S,
+        BlockFormat::IQ1_M,
         BlockFormat::IQ2_XXS,
         BlockFormat::IQ2_XS,
         BlockFormat::IQ2_S,

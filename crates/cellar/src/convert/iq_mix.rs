@@ -1,4 +1,4 @@
-//! Which formats the matrices of files with grids have: `iq3_m` to `iq2_xxs`.
+//! Which formats the matrices of files of the IQ types have: `iq4_nl` to `iq1_s`.
 //!
 //! As in llama.cpp. Attention V, which is small where query heads share it, and the first FFN down
 //! matrices are larger than others; in the smallest of three bits, attention Q and K are smaller.
@@ -6,15 +6,16 @@
 
 use kv_core::block::BlockFormat;
 
-use super::file_type::GridMix;
+use super::file_type::IqMix;
 use super::mix::{Columns, ModelTraits, needs_more_bits};
 
-impl GridMix {
+impl IqMix {
     /// The format of the matrix that makes the logits.
     pub(super) fn output(self) -> BlockFormat {
-        match self {
-            Self::IQ3M | Self::IQ3S | Self::IQ3XS => BlockFormat::Q6_K,
-            _ => BlockFormat::Q5_K,
+        if self.is_least() || self == Self::IQ3XXS {
+            BlockFormat::Q5_K
+        } else {
+            BlockFormat::Q6_K
         }
     }
 
@@ -22,16 +23,15 @@ impl GridMix {
     /// like it are `None` there.
     pub(super) fn embedding(self) -> Option<BlockFormat> {
         match self {
-            Self::IQ3M | Self::IQ3S | Self::IQ3XS => None,
-            Self::IQ3XXS | Self::IQ2M | Self::IQ2S => Some(BlockFormat::IQ3_S),
-            Self::IQ2XS | Self::IQ2XXS => Some(BlockFormat::Q2_K),
+            Self::IQ3XXS => Some(BlockFormat::IQ3_S),
+            _ => self.is_least().then(|| self.larger()),
         }
     }
 
     /// The format of attention V.
     pub(super) fn value(self, model: ModelTraits) -> Option<BlockFormat> {
         let is_shared = model.queries_per_kv >= 4;
-        if self.has_two_bits() {
+        if self.is_least() {
             let is_small = is_shared || model.n_experts >= 4;
             return Some(if is_small {
                 BlockFormat::Q4_K
@@ -41,6 +41,7 @@ impl GridMix {
         }
         match self {
             _ if model.n_experts == 8 => Some(BlockFormat::Q8_0),
+            Self::IQ4NL | Self::IQ4XS => is_shared.then_some(BlockFormat::Q5_K),
             _ if (is_shared || self == Self::IQ3M) && model.is_70b() => Some(BlockFormat::Q5_K),
             _ if is_shared || self == Self::IQ3M => Some(BlockFormat::Q4_K),
             Self::IQ3XXS if model.columns == Columns::Alike => Some(BlockFormat::IQ3_S),
@@ -50,7 +51,7 @@ impl GridMix {
 
     /// The format of attention K.
     pub(super) fn key(self, model: ModelTraits) -> Option<BlockFormat> {
-        match (self.has_two_bits(), model.n_experts) {
+        match (self.is_least(), model.n_experts) {
             (true, 8) => Some(BlockFormat::Q4_K),
             (false, 8) => Some(BlockFormat::Q8_0),
             _ => self.query(),
@@ -72,6 +73,7 @@ impl GridMix {
             _ if model.n_experts == 8 => Some(BlockFormat::Q5_K),
             Self::IQ3M => Some(BlockFormat::Q4_K),
             Self::IQ3XXS | Self::IQ2M | Self::IQ2S => Some(BlockFormat::IQ3_S),
+            Self::IQ1M | Self::IQ1S => Some(BlockFormat::IQ2_XXS),
             _ => None,
         }
     }
@@ -81,8 +83,9 @@ impl GridMix {
         let n = model.n_layers;
         let is_first = index < n / 8;
         match self {
-            _ if self.has_two_bits() => is_first.then(|| self.larger()),
-            Self::IQ3XXS if model.columns == Columns::Weighted => None,
+            _ if self.is_least() => is_first.then(|| self.larger()),
+            Self::IQ4NL | Self::IQ4XS | Self::IQ3XXS if model.columns == Columns::Weighted => None,
+            Self::IQ4NL | Self::IQ4XS => is_first.then_some(BlockFormat::Q5_K),
             Self::IQ3XXS if is_first => Some(BlockFormat::Q4_K),
             Self::IQ3XXS => Some(BlockFormat::Q3_K),
             Self::IQ3M if is_first => Some(BlockFormat::Q4_K),
@@ -100,12 +103,17 @@ impl GridMix {
         (self == Self::IQ3XS && is_inner).then_some(BlockFormat::IQ3_XXS)
     }
 
-    /// True for the types of about two bits a value.
-    pub(super) fn has_two_bits(self) -> bool {
-        matches!(self, Self::IQ2M | Self::IQ2S | Self::IQ2XS | Self::IQ2XXS)
+    /// True for the types of two bits a value and fewer.
+    pub(super) fn is_least(self) -> bool {
+        match self {
+            Self::IQ4NL | Self::IQ4XS => false,
+            Self::IQ3M | Self::IQ3S | Self::IQ3XS | Self::IQ3XXS => false,
+            Self::IQ2M | Self::IQ2S | Self::IQ2XS | Self::IQ2XXS => true,
+            Self::IQ1M | Self::IQ1S => true,
+        }
     }
 
-    /// What the larger matrices of a file of two bits have.
+    /// What the larger matrices of a file of the least types have.
     fn larger(self) -> BlockFormat {
         match self {
             Self::IQ2M | Self::IQ2S => BlockFormat::IQ3_S,
