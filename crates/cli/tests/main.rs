@@ -24,6 +24,7 @@ mod escapes;
 mod experts;
 mod families;
 #[cfg(unix)]
+mod few_bits;
 mod files;
 mod flags_page;
 mod habits;

@@ -11,8 +11,9 @@
 //! in models of 80 layers whose heads share KV heads, V takes at least Q5_K. With an importance
 //! matrix, FFN down of the first eighth of the layers takes Q4_1 in files of `q4_0`, and Q5_1 in
 //! those of `q5_0`. In `q3_k_m` and `q2_k` attention V, attention output and FFN down take the
-//! next larger format, or one after that. In files of `tq1_0`, `tq2_0` and `q2_0` embeddings take
-//! Q4_K. Knows nothing of values.
+//! next larger format, or one after that; in `q2_k_s` shared attention V and the first eighth of
+//! FFN down take Q4_K. In files of `tq1_0`, `tq2_0` and `q2_0` embeddings take Q4_K. The IQ types
+//! are in [`super::few_bits`]. Knows nothing of values.
 
 use kv_core::block::BlockFormat;
 use model_core::gguf::is_of_convolutions;
@@ -229,27 +230,6 @@ impl Counters {
             start if start.ends_with("attn_k") && has_eight_experts => BlockFormat::Q8_0,
             start if start.ends_with("attn_output") && has_eight_experts => BlockFormat::Q5_K,
             _ => base,
-        }
-    }
-}
-
-impl LowMix {
-    /// The format of FFN down and of attention output, where it is not that of most.
-    fn base(self) -> Option<BlockFormat> {
-        match self {
-            Self::Q3KM => Some(BlockFormat::Q4_K),
-            Self::Q2K => Some(BlockFormat::Q3_K),
-            Self::Q2KS => None,
-        }
-    }
-
-    /// The format of the attention V of this number.
-    fn value(self, model: ModelTraits, index: usize) -> BlockFormat {
-        match self {
-            Self::Q3KM if index < 2 => BlockFormat::Q5_K,
-            Self::Q2K if model.queries_per_kv < 4 => BlockFormat::Q3_K,
-            Self::Q2KS if model.queries_per_kv < 4 => BlockFormat::Q2_K,
-            _ => BlockFormat::Q4_K,
         }
     }
 }
@@ -565,7 +545,11 @@ mod tests {
                 n_layers: values["layers"][0],
                 n_experts: values["experts"][0],
                 queries_per_kv: values["heads"][0] / values["heads"][1],
-                columns: Columns::Alike,
+                columns: if values.contains_key("imatrix") {
+                    Columns::Weighted
+                } else {
+                    Columns::Alike
+                },
             };
             let found = formats(*file_type.unwrap(), model, &tensors);
             for ((tensor, found), wanted) in tensors.iter().zip(found).zip(wanted) {
@@ -574,7 +558,27 @@ mod tests {
             }
             n_files += 1;
         }
-        assert!(n_files >= 3, "{n_files} files");
+        assert!(n_files >= 29, "{n_files} files");
+    }
+
+    /// Biases have no place among the matrices of a model.
+    #[test]
+    fn biases_are_not_counted() {
+        let tensors = |names: &[&str]| -> Vec<NamedShape> {
+            let each = (0..32).flat_map(|layer| names.iter().map(move |name| (layer, name)));
+            let each = each.map(|(layer, name)| NamedShape {
+                name: format!("blk.{layer}.ffn_down.{name}"),
+                shape: vec![256; if *name == "bias" { 1 } else { 2 }],
+            });
+            each.collect()
+        };
+        for file_type in ["q4_k_m", "iq3_m", "q2_k_s"] {
+            let file_type = file_type.parse().unwrap();
+            let alone = formats(file_type, LAYERS, &tensors(&["weight"]));
+            let mut both = formats(file_type, LAYERS, &tensors(&["bias", "weight"]));
+            both.retain(|format| *format != F32);
+            assert_eq!(both, alone);
+        }
     }
 
     #[test]

@@ -20,16 +20,16 @@
 //! # }
 //! ```
 
+mod few_bits;
 mod file_type;
 mod importance;
-mod iq_mix;
 mod mix;
 mod pieces;
 
 use std::io::Write;
 use std::sync::Arc;
 
-use kv_core::block::{BlockFormat, QuantizeError, quantize};
+use kv_core::block::{BlockFormat, QuantizeError, check_range, quantize};
 use kv_graph::weights::{Weight, WeightInfo, WeightSource};
 use model_core::gguf::{GgufWriter, Metadata, PendingWeight};
 use model_core::model_file::OpenModel;
@@ -266,8 +266,9 @@ fn convert(
         return Ok(weight.clone());
     }
     let values = weight.to_f32();
-    let weighted = weighting.and_then(|weighting| weighting.quantize(weight, &values, format));
-    let bytes = weighted.unwrap_or_else(|| encode(&values, format));
+    let weighted = || weighting.and_then(|w| w.quantize(weight, &values, format));
+    let bytes = check_range(format, &values)
+        .and_then(|()| weighted().unwrap_or_else(|| encode(&values, format)));
     let bytes = bytes.map_err(|source| Error::Quantize {
         name: weight.name().to_owned(),
         source,

@@ -172,11 +172,12 @@ pub fn quantize_into(
     Ok(())
 }
 
-/// Checks that no value is clipped, or becomes infinite.
+/// Checks that no value is clipped by a format, or becomes infinite: all of a tensor's, so that the
+/// place of one is its place there.
 ///
 /// # Errors
-/// [`QuantizeError::OutOfRange`].
-fn check_range(format: BlockFormat, values: &[f32]) -> Result<(), QuantizeError> {
+/// [`QuantizeError::OutOfRange`] with the first.
+pub fn check_range(format: BlockFormat, values: &[f32]) -> Result<(), QuantizeError> {
     let half = f16::MAX.to_f32();
     let holds = |value: &f32| match format {
         // What is not finite stays what it is.

@@ -1,4 +1,5 @@
-//! Which formats the matrices of files of the IQ types have: `iq4_nl` to `iq1_s`.
+//! Which formats the matrices of files of few bits have: `q3_k_m`, `q2_k`, `q2_k_s`, and the IQ
+//! types from `iq4_nl` to `iq1_s`.
 //!
 //! As in llama.cpp. Attention V, which is small where query heads share it, and the first FFN down
 //! matrices are larger than others; in the smallest of three bits, attention Q and K are smaller.
@@ -6,8 +7,29 @@
 
 use kv_core::block::BlockFormat;
 
-use super::file_type::IqMix;
+use super::file_type::{IqMix, LowMix};
 use super::mix::{Columns, ModelTraits, needs_more_bits};
+
+impl LowMix {
+    /// The format of FFN down and of attention output, where it is not that of most.
+    pub(super) fn base(self) -> Option<BlockFormat> {
+        match self {
+            Self::Q3KM => Some(BlockFormat::Q4_K),
+            Self::Q2K => Some(BlockFormat::Q3_K),
+            Self::Q2KS => None,
+        }
+    }
+
+    /// The format of the attention V of this number.
+    pub(super) fn value(self, model: ModelTraits, index: usize) -> BlockFormat {
+        match self {
+            Self::Q3KM if index < 2 => BlockFormat::Q5_K,
+            Self::Q2K if model.queries_per_kv < 4 => BlockFormat::Q3_K,
+            Self::Q2KS if model.queries_per_kv < 4 => BlockFormat::Q2_K,
+            _ => BlockFormat::Q4_K,
+        }
+    }
+}
 
 impl IqMix {
     /// The format of the matrix that makes the logits.
