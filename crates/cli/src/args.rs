@@ -563,7 +563,7 @@ pub(crate) struct LogitsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Vectors and a few small matrices stay F32, whatever the type. A matrix whose rows are not a whole
-number of blocks is stored in a larger type, and the output matrix in at least 6 bits per value. The
+number of blocks is stored in a larger type, and the output matrix in at least 5 bits per value. The
 mixes q4_k_m and q5_k_m are those of llama-quantize: attention V and FFN down take Q6_K in the first
 and last eighth of the layers and in every third between them. With --imatrix, FFN down of the first
 eighth takes Q4_1 in q4_0, and Q5_1 in q5_0. q2_k_s and the iq types below iq3_s need --imatrix, and
