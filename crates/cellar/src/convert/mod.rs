@@ -68,7 +68,8 @@ impl<'a> Conversion<'a> {
     ///
     /// # Errors
     /// [`Error::ColumnWeights`] where the importance matrix is of another model, or formats of
-    /// so few bits are chosen that they need one that is not there; [`Error::Weight`] where the model lacks a tensor that it lists.
+    /// so few bits are chosen that they need one that is not there; [`Error::Weight`] where the
+    /// model lacks a tensor that it lists.
     pub fn new(
         model: &OpenModel,
         file_type: FileType,

@@ -318,7 +318,8 @@ impl GridFormat {
         (1..8).fold(0, |best, i| if costs[i] < costs[best] { i } else { best })
     }
 
-    /// The number of the scale that is best, by what was tried, with the block's scale; and its error.
+    /// The number of the scale that is best, by what was tried, with the block's scale; and its
+    /// error.
     fn nearest_scale(&self, trials: &Trials, scale: f32) -> (u8, f32) {
         let number = ((best_scale(trials) * inverse(scale) - 1.0) / 2.0) as u8;
         let near = number.min(self.last_scale)..=(number.saturating_add(1)).min(self.last_scale);
@@ -411,11 +412,10 @@ mod tests {
                 };
                 let scale = found.d * format.unit * odd(found.scales[i / 2]);
                 let levels = grid.entry(eight.entries[0]);
-                for v in 0..8 {
+                for (v, (x, w)) in values.values.iter().zip(&values.weights).enumerate() {
                     let is_negative = eight.beside >> v & 1 == 1;
                     let read = scale * if is_negative { -levels[v] } else { levels[v] };
-                    let off = values.values[v] - read;
-                    error += values.weights[v] * off * off;
+                    error += w * (x - read) * (x - read);
                 }
                 let n_negative = eight.beside.count_ones();
                 assert!(beside == Beside::Signs || n_negative.is_multiple_of(2));

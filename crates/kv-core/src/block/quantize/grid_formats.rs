@@ -195,7 +195,6 @@ fn scales<const N: usize>(block: &GridBlock) -> [u8; N] {
 mod tests {
     use super::super::super::{BlockFormat, dequantize};
     use super::super::{quantize, quantize_weighted};
-    use super::*;
 
     /// The formats, with the most that may be left of the squares of nearly normal values.
     const LEFT: [(BlockFormat, f64); 7] = [

@@ -1,5 +1,5 @@
-//! Encoding into the K formats, and `IQ4_XS`: 256 values a block, whose groups have small scales of their own
-//! (layouts: [`k_quants`](super::super::k_quants)).
+//! Encoding into the K formats, and `IQ4_XS`: 256 values a block, whose groups have small scales of
+//! their own (layouts: [`k_quants`](super::super::k_quants), [`iq4`](super::super::iq4)).
 //!
 //! First each group's best scale (and minimum) is searched for, then the block's `d` (and `dmin`)
 //! follow from the largest, and at last each group takes that of the neighbouring stored scales
