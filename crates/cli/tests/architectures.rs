@@ -267,6 +267,9 @@ const ROWS: &[Row] = &[
         "Baichuan 1 and 2, 7B and 13B",
         &["baichuan", "baichuan_13b", "baichuan2"],
     ),
+    row("minicpm3", "MiniCPM 3", "none", &["minicpm3"]),
+    row("apertus", "Apertus", "none", &["apertus"]),
+    row("bitnet", "BitNet b1.58", "none", &["bitnet"]),
     numpy("xverse", "XVERSE", &["xverse"]),
     numpy("exaone", "EXAONE 3 and 3.5", &["exaone"]),
     numpy("pangu-embedded", "openPangu Embedded", &["pangu_embedded"]),
@@ -405,7 +408,7 @@ const ROWS: &[Row] = &[
         "nemotron_h_moe",
         "Nemotron 3 Nano",
         "none",
-        &["nemotron_h_moe"],
+        &["nemotron_h_moe", "nemotron_h_groups"],
     ),
     row(
         "granitehybrid",
@@ -425,7 +428,12 @@ const ROWS: &[Row] = &[
         )
     },
     row("qwen35moe", "Qwen 3.5 MoE (text)", "none", &["qwen3_5_moe"]),
-    row("kimi-linear", "Kimi Linear", "none", &["kimi_linear"]),
+    row(
+        "kimi-linear",
+        "Kimi Linear",
+        "none",
+        &["kimi_linear", "kimi_linear_heads"],
+    ),
     row(
         "recurrentgemma",
         "RecurrentGemma, Griffin",
@@ -438,7 +446,7 @@ const ROWS: &[Row] = &[
     },
     row("minimax", "MiniMax-Text-01", "none", &["minimax"]),
     row("xlstm", "xLSTM", "none", &["xlstm"]),
-    row("lfm2", "LFM2", "none", &["lfm2"]),
+    row("lfm2", "LFM2", "none", &["lfm2", "lfm2_bias"]),
     row("lfm2moe", "LFM2-MoE", "none", &["lfm2_moe"]),
     row("rwkv4", "RWKV-4", "none", &["rwkv4"]),
     Row {
@@ -522,7 +530,10 @@ const ROWS: &[Row] = &[
         ..encoder(
             "deberta-v2",
             "DeBERTa v2 and v3; their rerankers",
-            &["encoders/deberta_v2_reranker/"],
+            &[
+                "encoders/deberta_v2_reranker/",
+                "encoders/deberta_v2_own_keys/",
+            ],
         )
     },
     encoder("eurobert", "EuroBERT", &["encoders/eurobert/"]),
@@ -585,6 +596,9 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["llama", "olmo"],
     ["olmo2", "olmoe"],
     ["llama", "arcee"],
+    ["arcee", "apertus"],
+    ["llama", "bitnet"],
+    ["deepseek2", "minicpm3"],
     ["granite", "granite_swa"],
     ["exaone4", "exaone-moe"],
     ["qwen3moe", "dots1"],

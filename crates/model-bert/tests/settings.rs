@@ -75,6 +75,11 @@ const STATED: &[StatedDefault] = &[
         value: "\"none\"", // transformers' DebertaV2Encoder
     },
     StatedDefault {
+        recipe: "deberta_v2_own_keys",
+        path: "norm_rel_ebd",
+        value: "\"none\"",
+    },
+    StatedDefault {
         recipe: "t5_v1_1",
         path: "tie_word_embeddings",
         value: "true", // of every class

@@ -8,12 +8,14 @@ use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec};
 use kv_graph::weights::WeightSource;
 use kv_graph::{Alibi, PositionScale};
 use model_core::architecture::ModelError;
-use model_core::blocks::{AttentionBlock, NormKind, QkNorm, QkvBias, QkvWeights, Sinks};
+use model_core::blocks::{
+    AttentionBlock, NormKind, OutputNorm, QkNorm, QkvBias, QkvWeights, Sinks,
+};
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
 use crate::member::{
     Biases, HeadWidths, LayerSinks, LayerWindows, LlamaLike, Positions, QkNormed, QkvClamp,
-    QueryScale, RotatedLayers, WindowedRope,
+    QueryScale, RotatedLayers, SubNorms, WindowedRope,
 };
 
 /// The traits that the attention of all layers shares.
@@ -78,6 +80,10 @@ impl LlamaLike {
                 LayerSinks::All => Sinks::PerHead,
                 LayerSinks::Windowed if window != Window::Full => Sinks::PerHead,
                 LayerSinks::Windowed | LayerSinks::None => Sinks::None,
+            },
+            output_norm: match self.sub_norms {
+                SubNorms::None => OutputNorm::None,
+                SubNorms::BeforeOutputs => OutputNorm::Rms,
             },
             window,
             ..heads.into()

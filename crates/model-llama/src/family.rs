@@ -14,7 +14,7 @@ use crate::member::{
     AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, HeadWidths, LayerSinks, LayerWindows,
     LlamaLike, LogitScale, Mixture, MixtureRouting, Mixtures, Parallel, PerLayer, Positions,
     QkNormed, QkvClamp, QueryScale, ResidualRows, ResidualScale, RotatedLayers, RowSharing,
-    ScoreScale, Sections, Sight, SoftCaps, ValueForm, WindowedRope,
+    ScoreScale, Sections, Sight, SoftCaps, SubNorms, ValueForm, WindowedRope,
 };
 
 /// The base of the rows below; Llama itself adds little.
@@ -42,6 +42,7 @@ pub(crate) const PLAIN: LlamaLike = LlamaLike {
     scores: ScoreScale::KeyDim,
     query_scale: QueryScale::None,
     sinks: LayerSinks::None,
+    sub_norms: SubNorms::None,
     feed_forward: FeedForwardForm::Gated,
     activation: Activation::Silu,
     mixtures: Mixtures::None,

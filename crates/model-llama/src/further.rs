@@ -3,7 +3,9 @@
 use kv_graph::rope::{RopeStyle, SectionOrder};
 use kv_graph::{Activation, RouteGate, RouteSum};
 use model_core::architecture::MaskPlace;
-use model_core::blocks::{FeedForwardForm, NormKind, QkNorm, QkvBias, QkvWeights, SharedShare};
+use model_core::blocks::{
+    FeedForwardForm, NormKind, QkNorm, QkvBias, QkvWeights, SharedShare, Xielu,
+};
 use model_core::windows::{FullLayer, WindowPattern};
 
 use crate::family::{
@@ -12,7 +14,7 @@ use crate::family::{
 use crate::member::{
     AttentionForm, Biases, EmbeddingScale, LayerSinks, LayerWindows, LlamaLike, Mixture,
     MixtureRouting, Mixtures, Positions, QkNormed, QkvClamp, RotatedLayers, Sections, Sight,
-    ValueForm, WindowedRope,
+    SubNorms, ValueForm, WindowedRope,
 };
 
 /// The weights of a row's experts are their shares of all, which add up to less than 1.
@@ -235,5 +237,30 @@ pub(crate) const MEMBERS: &[LlamaLike] = &[
         name: "orion",
         norm: NormKind::LayerWithBias,
         ..PLAIN
+    },
+    // Hernandez-Cano et al., arXiv 2509.14233. The slopes are the file's, layer by layer.
+    LlamaLike {
+        name: "apertus",
+        qk_norm: QkNorm::PerHead,
+        feed_forward: FeedForwardForm::PlainXielu(Xielu {
+            positive: 0.8,
+            negative: 0.8,
+            beta: 0.5,
+        }),
+        ..PLAIN
+    },
+    // Ma et al., arXiv 2402.17764 and 2504.12285.
+    LlamaLike {
+        name: "bitnet",
+        sub_norms: SubNorms::BeforeOutputs,
+        ..PLAIN
+    },
+    // MiniCPM 3, which rotates in halves.
+    LlamaLike {
+        name: "minicpm3",
+        attention: AttentionForm::Latents,
+        rope: RopeStyle::Neox,
+        rotated: RotatedLayers::All,
+        ..GRANITE
     },
 ];

@@ -85,6 +85,8 @@ pub struct LlamaLike {
     pub query_scale: QueryScale,
     /// Layers with scores without a value.
     pub sinks: LayerSinks,
+    /// Norms inside of blocks, before their output matrices.
+    pub sub_norms: SubNorms,
     /// The matrices of a dense feed-forward block.
     pub feed_forward: FeedForwardForm,
     /// Applied in the feed-forward block.
@@ -161,6 +163,16 @@ pub enum LayerSinks {
     All,
     /// Those that see a window (MiMo-V2).
     Windowed,
+}
+
+/// Norms inside of the blocks of a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SubNorms {
+    /// None of them.
+    #[default]
+    None,
+    /// Of what heads attend to, and of what goes through the gate of a feed-forward block (BitNet).
+    BeforeOutputs,
 }
 
 /// The layers that attend over the keys and values of others.

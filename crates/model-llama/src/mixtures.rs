@@ -4,15 +4,15 @@
 //! of attention.
 
 use kv_graph::weights::WeightSource;
-use kv_graph::{GroupScore, RouteGate, RouteGroups, RouteSpec, RouteSum};
+use kv_graph::{RouteGate, RouteGroups, RouteSpec, RouteSum};
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     DenseAndExperts, ExpertChoice, ExpertGate, ExpertsBlock, FeedForward, FeedForwardBlock,
-    FeedForwardForm, SharedExpert, SharedShare,
+    FeedForwardForm, SharedExpert, SharedShare, Xielu,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
-use crate::member::{LlamaLike, Mixture, MixtureRouting, Mixtures};
+use crate::member::{LlamaLike, Mixture, MixtureRouting, Mixtures, SubNorms};
 
 impl LlamaLike {
     /// The block of every layer after its attention.
@@ -24,14 +24,21 @@ impl LlamaLike {
     ) -> Result<Vec<FeedForward>, ModelError> {
         let dense = |layer: usize| -> Result<FeedForwardBlock, ModelError> {
             let bias = optional_weight(weights, "blk.0.ffn_up.bias")?;
-            Ok(FeedForwardBlock {
+            let block = FeedForwardBlock {
                 hidden: hyper.count_of_layer("feed_forward_length", layer, n_layers)?,
                 activation: hyper.activation(self.activation)?,
                 form: match (self.feed_forward, bias) {
                     (FeedForwardForm::Plain, Some(_)) => FeedForwardForm::PlainWithBias,
                     (FeedForwardForm::Gated, Some(_)) => FeedForwardForm::GatedWithBias,
+                    (FeedForwardForm::PlainXielu(_), _) => {
+                        FeedForwardForm::PlainXielu(xielu(hyper, layer, n_layers)?)
+                    }
                     (form, _) => form,
                 },
+            };
+            Ok(match self.sub_norms {
+                SubNorms::None => block,
+                SubNorms::BeforeOutputs => sub_normed(block, hyper.norm_eps()?),
             })
         };
         let share = match self.mixtures {
@@ -104,11 +111,17 @@ impl LlamaLike {
                 scaling: mixture.scaling,
                 shared: None,
             }),
-            _ => FeedForward::Dense(FeedForwardBlock {
-                hidden: 8192,
-                activation: self.activation,
-                form: self.feed_forward,
-            }),
+            _ => {
+                let block = FeedForwardBlock {
+                    hidden: 8192,
+                    activation: self.activation,
+                    form: self.feed_forward,
+                };
+                FeedForward::Dense(match self.sub_norms {
+                    SubNorms::None => block,
+                    SubNorms::BeforeOutputs => sub_normed(block, 1e-5),
+                })
+            }
         }
     }
 
@@ -203,24 +216,46 @@ impl LlamaLike {
         routing: MixtureRouting,
         gate: RouteGate,
     ) -> Result<Option<RouteGroups>, ModelError> {
-        let key = "expert_group_count";
-        let n_groups = match hyper.optional::<u32>(key)? {
-            None | Some(0 | 1) => return Ok(None),
-            Some(n) => n as usize,
-        };
         if routing == MixtureRouting::Plain {
-            let reason = format!("{n_groups}; {} has no groups of experts", self.name);
-            return Err(hyper.wrong(key, reason));
+            hyper.refuse_groups()?;
         }
-        Ok(Some(RouteGroups {
-            n_groups,
-            n_used: hyper.count("expert_group_used_count")?,
-            score: match gate {
-                RouteGate::Softmax => GroupScore::Max,
-                RouteGate::Sigmoid | RouteGate::Sparsemixer { .. } => GroupScore::TopTwo,
-            },
-        }))
+        hyper.route_groups(gate)
     }
+}
+
+/// The block with a norm before its output matrix.
+fn sub_normed(block: FeedForwardBlock, eps: f32) -> FeedForwardBlock {
+    let form = FeedForwardForm::GatedSubNorm { eps };
+    FeedForwardBlock { form, ..block }
+}
+
+/// The activation of a layer with learnt slopes. Files have the numbers of which softplus makes the
+/// factors, under keys without the architecture's name.
+fn xielu(hyper: &Hyperparameters<'_>, layer: usize, n_layers: usize) -> Result<Xielu, ModelError> {
+    let number = |key: &str, wanted: &str, is_possible: fn(f32) -> bool| {
+        let numbers = hyper.numbers_of(key, n_layers)?;
+        let number = numbers.get(layer).copied().unwrap_or(f32::NAN);
+        if is_possible(number) {
+            return Ok(number);
+        }
+        Err(ModelError::Setting {
+            key: key.to_owned(),
+            reason: format!("{number} in layer {layer} is not possible; it must be {wanted}"),
+        })
+    };
+    let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
+    // Above `eps`, e^x - 1 is that of `eps`: with what files have, -1e-6, no difference in f32.
+    number("xielu.eps", "between -1e-5 and 0", |eps| {
+        (-1e-5..=0.0).contains(&eps)
+    })?;
+    let moderate = |x: f32| x.abs() < 80.0;
+    let beta = number("xielu.beta", "between -80 and 80", moderate)?;
+    let alpha = |key| number(key, "between -80 and 80", moderate).map(softplus);
+    Ok(Xielu {
+        positive: alpha("xielu.alpha_p")?,
+        negative: beta + alpha("xielu.alpha_n")?,
+        beta,
+    })
 }
 
 /// `route` with the file's jitter, where it has one. Files of llama.cpp have none: its router is

@@ -72,6 +72,10 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
     refused("phi3", "phi3.rope.dimension_count", 7.0);
     refused("gemma2_swa8", "gemma2.attn_logit_softcapping", -0.5);
     refused("granite", "granite.residual_scale", -0.5);
+    refused("apertus", "xielu.eps", -0.5);
+    refused("apertus", "xielu.beta", 200.5);
+    refused("apertus", "xielu.alpha_p", f32::NAN);
+    refused("apertus", "xielu.alpha_n", -99.5);
     refused(
         "starcoder2",
         "starcoder2.attention.layer_norm_epsilon",
@@ -100,6 +104,8 @@ fn missing_keys_are_named() {
         ),
         ("granitemoe", "granitemoe.logit_scale"),
         ("gpt_neo", "gptneo.attention.sliding_window"),
+        ("apertus", "xielu.alpha_n"),
+        ("apertus", "xielu.eps"),
     ] {
         let error = error(case, |metadata| remove_key(metadata, key), "");
         assert!(error.contains(key), "{case}: {error}");
@@ -175,6 +181,9 @@ fn missing_tensors_are_named() {
         ("gpt_neox", "blk.0.ffn_norm.weight"),
         ("falcon_alibi", "blk.1.attn_qkv.bias"),
         ("exaone4", "blk.3.attn_q_norm.weight"),
+        ("bitnet", "blk.1.attn_sub_norm.weight"),
+        ("bitnet", "blk.2.ffn_sub_norm.weight"),
+        ("minicpm3", "blk.1.attn_kv_a_norm.weight"),
     ] {
         let error = error(case, |_| (), tensor);
         assert!(error.contains(tensor), "{case}: {error}");

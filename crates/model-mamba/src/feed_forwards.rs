@@ -90,10 +90,10 @@ pub(crate) fn experts(
     hyper: &Hyperparameters<'_>,
     routing: Routing,
 ) -> Result<ExpertsBlock, ModelError> {
-    let key = "expert_group_count";
-    if let Some(n) = hyper.optional::<u32>(key)?.filter(|&n| n > 1) {
-        return Err(hyper.wrong(key, format!("{n} groups of experts are not supported")));
+    if routing.choice != ExpertChoice::Biased {
+        hyper.refuse_groups()?;
     }
+    let gate = route_gate(hyper, routing)?;
     let hidden = match hyper.optional::<u32>("expert_feed_forward_length")? {
         None => hyper.count("feed_forward_length")?,
         Some(_) => hyper.count("expert_feed_forward_length")?,
@@ -116,7 +116,8 @@ pub(crate) fn experts(
                 Some(false) => RouteSum::Free,
             },
             scale,
-            ..RouteSpec::plain(n_used(hyper)?, route_gate(hyper, routing)?)
+            groups: hyper.route_groups(gate)?,
+            ..RouteSpec::plain(n_used(hyper)?, gate)
         },
         choice: routing.choice,
         scaling: ExpertScaling::Outputs,

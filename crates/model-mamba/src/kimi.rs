@@ -23,6 +23,9 @@ pub(crate) const KIMI_LINEAR: MambaLike = MambaLike {
     example,
 };
 
+/// Key of the heads of delta rules, where they are not as many as those of the attention.
+pub(crate) const KDA_HEADS: &str = "kda.head_count";
+
 fn read(
     hyper: &Hyperparameters<'_>,
     weights: &dyn WeightSource,
@@ -34,7 +37,10 @@ fn read(
         let low = optional_weight(weights, &format!("blk.{layer}.ssm_f_a.weight"))?;
         let rank = low.and_then(|low| low.shape.first().copied());
         Ok::<_, ModelError>(KdaMixerBlock {
-            n_heads: hyper.count("attention.head_count")?,
+            n_heads: match hyper.optional::<u32>(KDA_HEADS)? {
+                None => hyper.count("attention.head_count")?,
+                Some(_) => hyper.count(KDA_HEADS)?,
+            },
             head_dim,
             d_conv: hyper.count("ssm.conv_kernel")?,
             rank: rank.unwrap_or(head_dim),

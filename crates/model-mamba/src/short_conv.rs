@@ -8,9 +8,9 @@ use kv_graph::{Activation, RouteSpec};
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     AttentionBlock, ExpertBias, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward, LastNorm,
-    Mixer, QkNorm, ShortConvBlock, SsmMixer,
+    Mixer, QkNorm, ShortConvBias, ShortConvBlock, SsmMixer,
 };
-use model_core::hyperparameters::{HeadSizes, Hyperparameters};
+use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
 use crate::family::{ExampleSizes, MambaLike, WiredLayers};
 use crate::feed_forwards::{Routing, dense, feed_forwards};
@@ -34,13 +34,20 @@ fn read(
     hyper: &Hyperparameters<'_>,
     weights: &dyn WeightSource,
 ) -> Result<WiredLayers, ModelError> {
-    let conv = ShortConvBlock {
-        channels: hyper.count("embedding_length")?,
-        width: hyper.count("shortconv.l_cache")?,
+    let conv = |layer: usize| {
+        let bias = optional_weight(weights, &format!("blk.{layer}.shortconv.conv.bias"))?;
+        Ok(SsmMixer::ShortConv(ShortConvBlock {
+            channels: hyper.count("embedding_length")?,
+            width: hyper.count("shortconv.l_cache")?,
+            bias: match bias {
+                None => ShortConvBias::None,
+                Some(_) => ShortConvBias::All,
+            },
+        }))
     };
     let eps = hyper.norm_eps()?;
     let kinds = Kinds {
-        recurrent: &|_| Ok(SsmMixer::ShortConv(conv)),
+        recurrent: &conv,
         attending: &|heads| {
             let rope = hyper.rope(RopeStyle::Neox, heads.k_dim, weights)?;
             Ok(attention(heads, eps, rope))
@@ -72,6 +79,7 @@ fn example(feed_forwards: Vec<FeedForward>) -> (ExampleSizes, WiredLayers) {
     let conv = ShortConvBlock {
         channels: 1024,
         width: 3,
+        bias: ShortConvBias::None,
     };
     let rope = RopeSpec {
         style: RopeStyle::Neox,

@@ -70,6 +70,7 @@ const WITHOUT_EFFECT: &[&str] = &[
 const TENSORS_SAY: &[&str] = &[
     "attention_bias",
     "attn_layer_period",
+    "conv_bias",
     "expand",
     "expert_layer_offset",
     "expert_layer_period",
@@ -98,10 +99,15 @@ const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
     ("kimi_linear", "head_dim"),
     ("kimi_linear", "linear_attn_config"), // next to keys of its own
     ("kimi_linear", "use_grouped_topk"),   // of one group
-    ("lfm2", "full_attn_idxs"),            // next to layer_types
+    ("kimi_linear_heads", "head_dim"),
+    ("kimi_linear_heads", "linear_attn_config"),
+    ("kimi_linear_heads", "use_grouped_topk"),
+    ("lfm2", "full_attn_idxs"), // next to layer_types
+    ("lfm2_bias", "full_attn_idxs"),
     ("mamba2", "time_step_rank"),
     ("nemotron_h", "sliding_window"),
     ("nemotron_h_moe", "sliding_window"),
+    ("nemotron_h_groups", "sliding_window"),
     ("nemotron_h_moe", "topk_group"),     // of one group
     ("rwkv6", "num_attention_heads"),     // heads follow from their size
     ("rwkv7", "max_position_embeddings"), // texts have no end

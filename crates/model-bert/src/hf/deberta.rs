@@ -79,10 +79,7 @@ const DEBERTA_KEYS: &[Key] = &[
         from: "position_biased_input",
         is: FixedValue::StatedFlag(false),
     },
-    Key::Only {
-        from: "share_att_key",
-        is: FixedValue::StatedFlag(true),
-    },
+    Key::With(|config, _| projections(config).map(drop)),
     Key::Only {
         from: "is_decoder",
         is: FixedValue::Flag(false),
@@ -133,6 +130,22 @@ fn both_directions(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileEr
     }
     keys.set("attention.scale", score_scale(config)? as f32);
     Ok(())
+}
+
+/// The matrices that make keys and queries of rows of buckets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Projections {
+    /// Those that make keys and queries of tokens.
+    Shared,
+    /// Their own, as transformers has it where the config does not say.
+    Own,
+}
+
+fn projections(config: &HfConfig) -> Result<Projections, ModelFileError> {
+    Ok(match config.optional_flag("share_att_key")? {
+        Some(true) => Projections::Shared,
+        Some(false) | None => Projections::Own,
+    })
 }
 
 fn head_dim(config: &HfConfig) -> Result<usize, ModelFileError> {
@@ -207,6 +220,9 @@ fn buckets(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
 const ROWS: &str = "rel_embd.weight";
 const NORM: [&str; 2] = ["rel_embd_norm.weight", "rel_embd_norm.bias"];
 
+/// The beginning of the names of matrices of the buckets' own, before `k` and `q`.
+const OWN_MATRIX: &str = "attn_rel_proj_";
+
 /// Adds the keys and queries of the buckets of every layer.
 fn derive(config: &HfConfig, weights: &mut HfWeights) -> Result<(), ModelFileError> {
     let (n_layers, dim) = (
@@ -233,10 +249,20 @@ fn derive(config: &HfConfig, weights: &mut HfWeights) -> Result<(), ModelFileErr
     };
     let shape = vec![projection.n_heads, n_buckets, head_dim(config)?];
     let format = BlockFormat::F32;
+    let projections = projections(config)?;
+    let matrix = match projections {
+        Projections::Own => OWN_MATRIX,
+        Projections::Shared => "attn_",
+    };
     for layer in 0..n_layers {
         for kind in ["k", "q"] {
             let name = format!("blk.{layer}.attn_rel_{kind}.weight");
-            let of = format!("blk.{layer}.attn_{kind}");
+            let of = format!("blk.{layer}.{matrix}{kind}");
+            for part in ["weight", "bias"] {
+                let own = format!("blk.{layer}.{OWN_MATRIX}{kind}.{part}");
+                check_own(weights, &own, projections)?;
+                weights.hide(&own);
+            }
             let info = WeightInfo {
                 shape: shape.clone(),
                 format,
@@ -251,6 +277,26 @@ fn derive(config: &HfConfig, weights: &mut HfWeights) -> Result<(), ModelFileErr
     let used_up = [ROWS].into_iter().chain(NORM);
     used_up.for_each(|name| weights.hide(name));
     Ok(())
+}
+
+/// Checks that a tensor of the buckets' own is there where it is wanted, and nowhere else.
+fn check_own(
+    weights: &HfWeights,
+    own: &str,
+    projections: Projections,
+) -> Result<(), ModelFileError> {
+    let reason = match (weights.describe(own), projections) {
+        (Ok(_), Projections::Own) | (Err(WeightError::Missing { .. }), Projections::Shared) => {
+            return Ok(());
+        }
+        (Ok(_), Projections::Shared) => "it is there, but 'share_att_key' is true".to_owned(),
+        (Err(WeightError::Missing { .. }), Projections::Own) => {
+            "it is missing, but 'share_att_key' is not true".to_owned()
+        }
+        (Err(error), _) => error.to_string(),
+    };
+    let name = weights.name_in_files(own).unwrap_or_default();
+    Err(ModelFileError::Tensor { name, reason })
 }
 
 /// The projection of rows of buckets to keys or queries.
@@ -341,6 +387,10 @@ const DEBERTA_ATTENTION: &[TensorRule] = &in_layers(
         same("attn_q.bias", "self.query_proj.bias"),
         same("attn_k.weight", "self.key_proj.weight"),
         same("attn_k.bias", "self.key_proj.bias"),
+        same("attn_rel_proj_k.weight", "self.pos_key_proj.weight"),
+        same("attn_rel_proj_k.bias", "self.pos_key_proj.bias"),
+        same("attn_rel_proj_q.weight", "self.pos_query_proj.weight"),
+        same("attn_rel_proj_q.bias", "self.pos_query_proj.bias"),
         same("attn_v.weight", "self.value_proj.weight"),
         same("attn_v.bias", "self.value_proj.bias"),
         same("attn_output.weight", "output.dense.weight"),

@@ -11,7 +11,7 @@ use kv_graph::{
     GraphBuilder, GraphError, Input, NodeId, NormGain, PositionScale, RowGain,
 };
 
-use super::{Adapter, LayerContext};
+use super::{Adapter, LayerContext, OutputGate, OutputName, OutputNorm};
 
 /// The projections that have a bias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,37 +68,6 @@ pub enum Sinks {
     None,
     /// One that was learnt for every head (gpt-oss).
     PerHead,
-}
-
-/// The gate on the outputs of heads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OutputGate {
-    /// It is not.
-    #[default]
-    None,
-    /// By the sigmoid of a projection, whose rows follow those of its head in the matrix of queries
-    /// (Qwen3-Next). Values are as wide as keys.
-    WithQueries,
-}
-
-/// The name of the output matrix of an attention in files.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OutputName {
-    /// `attn_output`.
-    #[default]
-    AttnOutput,
-    /// `attn_o` (T5).
-    AttnO,
-}
-
-impl OutputName {
-    /// The matrix and its bias.
-    const fn weights(self) -> [&'static str; 2] {
-        match self {
-            Self::AttnOutput => ["attn_output.weight", "attn_output.bias"],
-            Self::AttnO => ["attn_o.weight", "attn_o.bias"],
-        }
-    }
 }
 
 /// The values of an attention.
@@ -178,6 +147,8 @@ pub struct AttentionBlock {
     pub sinks: Sinks,
     /// The gate on what heads attend to.
     pub output_gate: OutputGate,
+    /// The norm of what heads attend to.
+    pub output_norm: OutputNorm,
     /// The name of its output matrix.
     pub output: OutputName,
     /// Width of its outputs, where it is not that of the rows.
@@ -410,6 +381,12 @@ impl AttentionBlock {
             Some(gate) => {
                 let gate = at.take_rows(b, "Qgate_rows", gate)?;
                 b.gate("kqv_gated", Activation::Sigmoid, gate, out)?
+            }
+        };
+        let out = match self.output_norm {
+            OutputNorm::None => out,
+            OutputNorm::Rms => {
+                b.rms_norm("kqv_normed", out, "attn_sub_norm.weight", self.norm_eps)?
             }
         };
         let [weight, bias] = self.output.weights();

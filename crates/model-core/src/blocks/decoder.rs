@@ -225,8 +225,8 @@ impl Decoder {
         let long_rope = self.long_rope?;
         let mut chosen = self.clone();
         let mixers = chosen.layers.iter_mut().map(|layer| &mut layer.mixer);
-        for attention in mixers.filter_map(Mixer::attention_mut) {
-            long_rope.choose(attention, n_tokens);
+        for rope in mixers.filter_map(Mixer::rope_mut) {
+            long_rope.choose(rope, n_tokens);
         }
         Some(chosen)
     }

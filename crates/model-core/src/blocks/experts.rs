@@ -79,7 +79,7 @@ pub enum ExpertScaling {
 }
 
 /// The block of a mixture that every row goes through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SharedExpert {
     /// Width between its matrices.
     pub hidden: usize,

@@ -4,7 +4,7 @@
 
 use kv_graph::{Activation, Affine, GraphBuilder, GraphError, NodeId};
 
-use super::{Adapter, DenseAndExperts, ExpertsBlock};
+use super::{Adapter, DenseAndExperts, ExpertsBlock, Xielu};
 
 /// The block after the mixer of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,7 +37,7 @@ impl FeedForward {
 }
 
 /// Settings of one feed-forward block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FeedForwardBlock {
     /// Width between the matrices.
     pub hidden: usize,
@@ -48,7 +48,7 @@ pub struct FeedForwardBlock {
 }
 
 /// The matrices of a feed-forward block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum FeedForwardForm {
     /// Gate, up and down.
     #[default]
@@ -57,6 +57,12 @@ pub enum FeedForwardForm {
     FusedGate,
     /// Gate and up in one, with an adapter, and down (Zamba2).
     FusedGateAdapted(Adapter),
+    /// Gate, up, and down, whose rows are normed by the root of their mean square, with a gain
+    /// (BitNet, arXiv 2402.17764).
+    GatedSubNorm {
+        /// Added to the mean square.
+        eps: f32,
+    },
     /// Gate, up, and down with a bias (Jina BERT v2).
     GatedDownBias,
     /// The same with gate and up in one.
@@ -67,6 +73,8 @@ pub enum FeedForwardForm {
     Plain,
     /// The same with biases (GPT-2, StarCoder 2).
     PlainWithBias,
+    /// Up and down, no gate, and xIELU in place of the block's activation (Apertus).
+    PlainXielu(Xielu),
 }
 
 impl FeedForwardBlock {
@@ -117,7 +125,9 @@ impl FeedForwardBlock {
                 };
                 (part("gate")?, part("up")?)
             }
-            FeedForwardForm::Gated | FeedForwardForm::GatedDownBias => {
+            FeedForwardForm::Gated
+            | FeedForwardForm::GatedSubNorm { .. }
+            | FeedForwardForm::GatedDownBias => {
                 let gate = b.linear(&name("gate"), x, &weight("gate"), hidden)?;
                 (gate, b.linear(&name("up"), x, &weight("up"), hidden)?)
             }
@@ -135,7 +145,9 @@ impl FeedForwardBlock {
                 let gate = b.columns(&name("gate"), both, 0..hidden)?;
                 (gate, b.columns(&name("up"), both, hidden..2 * hidden)?)
             }
-            FeedForwardForm::Plain | FeedForwardForm::PlainWithBias => {
+            FeedForwardForm::Plain
+            | FeedForwardForm::PlainWithBias
+            | FeedForwardForm::PlainXielu(_) => {
                 let has_bias = self.form == FeedForwardForm::PlainWithBias;
                 let weights = ["up", "down"].map(weight);
                 let biases = ["up", "down"].map(|what| format!("ffn_{what}{suffix}.bias"));
@@ -144,11 +156,17 @@ impl FeedForwardBlock {
                     bias: has_bias.then_some(&*biases[at]),
                 };
                 let up = b.affine(&name("up"), x, affine(0), hidden)?;
-                let y = b.activate(&name("act"), self.activation, up)?;
+                let y = match self.form {
+                    FeedForwardForm::PlainXielu(xielu) => xielu.build(b, &name("act"), up)?,
+                    _ => b.activate(&name("act"), self.activation, up)?,
+                };
                 return b.affine(&name("out"), y, affine(1), dim);
             }
         };
-        let gated = b.gate(&name("gate_par"), self.activation, gate, up)?;
+        let mut gated = b.gate(&name("gate_par"), self.activation, gate, up)?;
+        if let FeedForwardForm::GatedSubNorm { eps } = self.form {
+            gated = b.rms_norm(&name("gate_normed"), gated, &weight("sub_norm"), eps)?;
+        }
         let (weight, bias) = (weight("down"), format!("ffn_down{suffix}.bias"));
         let has_bias = matches!(
             self.form,

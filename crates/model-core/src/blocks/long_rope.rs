@@ -3,9 +3,7 @@
 //!
 //! LongRoPE: Ding et al., arXiv 2402.13753. Tensor names are those of GGUF files.
 
-use kv_graph::rope::RopeScaling;
-
-use super::AttentionBlock;
+use kv_graph::rope::{RopeScaling, RopeSpec};
 
 /// A model with two sets of divisors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,11 +43,10 @@ impl LongRope {
         RopeScaling::LongRope { attention_factor }
     }
 
-    /// Makes an attention that uses either set use that for sequences of at most so many tokens.
-    pub(super) fn choose(self, attention: &mut AttentionBlock, n_tokens: usize) {
+    /// Makes a rotation that uses either set use that for sequences of at most so many tokens.
+    pub(super) fn choose(self, rope: &mut RopeSpec, n_tokens: usize) {
         let is_either = |name: &str| [Self::LONG, Self::SHORT].contains(&name);
-        let rope = attention.rope.as_mut();
-        if let Some(rope) = rope.filter(|r| r.factors.as_deref().is_some_and(is_either)) {
+        if rope.factors.as_deref().is_some_and(is_either) {
             rope.factors = Some(self.factors(n_tokens).to_owned());
             rope.scaling = self.scaling(n_tokens);
         }

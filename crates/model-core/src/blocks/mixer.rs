@@ -5,6 +5,7 @@
 
 use kv_backend::CustomOps;
 use kv_core::layers::LayerMemory;
+use kv_graph::rope::RopeSpec;
 use kv_graph::{GraphBuilder, GraphError, NodeId};
 
 use super::{
@@ -72,6 +73,14 @@ impl Mixer {
             | Self::Both(attention, _) => Some(attention),
             Self::Shared(block, _) => Some(&mut block.attention),
             Self::Latent(_) | Self::Recurrent(_) | Self::FeedForward(_) => None,
+        }
+    }
+
+    /// The rotation of its attention, where it has one.
+    pub(super) fn rope_mut(&mut self) -> Option<&mut RopeSpec> {
+        match self {
+            Self::Latent(latent) => latent.rope.as_mut(),
+            _ => self.attention_mut()?.rope.as_mut(),
         }
     }
 

@@ -7,6 +7,7 @@
 mod adapter;
 mod alt_up;
 mod attention;
+mod attention_output;
 mod decoder;
 mod decoder_model;
 mod delta_mixer;
@@ -31,6 +32,7 @@ mod short_conv;
 mod ssm;
 mod ssm2_mixer;
 mod ssm_mixer;
+mod xielu;
 
 use kv_core::{LayerIdx, PartIdx};
 use kv_graph::{GraphBuilder, GraphError, NodeId};
@@ -38,9 +40,10 @@ use kv_graph::{GraphBuilder, GraphError, NodeId};
 pub use adapter::Adapter;
 pub use alt_up::AltUp;
 pub use attention::{
-    AttentionBlock, AttentionValues, OutputGate, OutputName, QkNorm, QkvBias, QkvWeights,
-    RELATIVE_BIAS, RelativeAttention, Sinks,
+    AttentionBlock, AttentionValues, QkNorm, QkvBias, QkvWeights, RELATIVE_BIAS, RelativeAttention,
+    Sinks,
 };
+pub use attention_output::{OutputGate, OutputName, OutputNorm};
 pub use decoder::{
     Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderRows, LastNorm, LayerScale,
     Multipliers, OUTPUT, OUTPUT_BIAS, POSITION_EMBEDDING, Residual, ResidualFactors,
@@ -67,10 +70,11 @@ pub use norm::{Norm, NormKind};
 pub use per_layer_inputs::{PER_LAYER_EMBEDDING, PerLayerInputs};
 pub use rg_lru::RgLruBlock;
 pub use shared_block::SharedBlock;
-pub use short_conv::ShortConvBlock;
+pub use short_conv::{ShortConvBias, ShortConvBlock};
 pub use ssm::SsmMixer;
 pub use ssm_mixer::{ConvBias, InnerNorms, SsmMixerBlock};
 pub use ssm2_mixer::{GatedNorm, Ssm2MixerBlock, TimeSteps};
+pub use xielu::Xielu;
 
 /// The layer that blocks are added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,6 +17,9 @@ pub struct HfClass {
     pub keys: &'static [&'static [Key]],
     /// The outcome for the tensors, in tables that classes share.
     pub tensors: &'static [&'static [TensorRule]],
+    /// Metadata keys that have a number of each layer, where files have a tensor for it: the whole
+    /// key, then the tensor's name in GGUF behind its layer.
+    pub layer_numbers: &'static [(&'static str, &'static str)],
     /// Whole names of tensors that hold nothing a model needs; `{l}` is any layer.
     pub unused: &'static [&'static str],
     /// The beginnings of the names of tensors of other parts of a model (a vision tower's).
@@ -98,6 +101,7 @@ impl HfClass {
         architecture: "",
         keys: &[],
         tensors: &[],
+        layer_numbers: &[],
         unused: &[],
         other_parts: &[],
         section: None,

@@ -46,8 +46,8 @@ pub(crate) use modules::ModuleTarget;
 pub use rope::{RopeKind, RopeSettings, rope_base_is_stated, rope_keys};
 pub use rules::{
     DECODER_KEYS, GRANITE_FACTORS, RMS_EPS, ROPE_KEYS, ROW_KEYS, SILU, SIZE_KEYS, TRAINED_LENGTH,
-    VOCAB_SIZE, WIDTH_KEYS, full_attention, head_dim, head_keys, layer_types, only, window_of_all,
-    windows_by_layer,
+    VOCAB_SIZE, WIDTH_KEYS, full_attention, groups, head_dim, head_keys, layer_types, only,
+    window_of_all, windows_by_layer,
 };
 pub use steps::{HeadRows, Heads, PickedRows, RowFactors, TensorStep};
 pub use tables::{

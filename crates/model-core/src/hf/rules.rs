@@ -216,6 +216,34 @@ pub fn layer_types<'a>(
     }
 }
 
+/// Groups of experts, of which the best are chosen from.
+///
+/// # Errors
+/// [`ModelFileError`] naming the key.
+pub fn groups(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let Some(n) = config.optional_count("n_group")? else {
+        return Ok(());
+    };
+    let (n_used, n_experts) = (
+        config.count("topk_group")?,
+        config.count("n_routed_experts")?,
+    );
+    if !n_experts.is_multiple_of(n) {
+        let wanted = format!("a divisor of 'n_routed_experts', which is {n_experts}");
+        return Err(config.wrong("n_group", wanted));
+    }
+    let n_chosen = config.count("num_experts_per_tok")?;
+    if n_used > n || n_used * (n_experts / n) < n_chosen {
+        let wanted = format!(
+            "at most 'n_group', which is {n}, with the {n_chosen} experts of 'num_experts_per_tok'"
+        );
+        return Err(config.wrong("topk_group", wanted));
+    }
+    keys.set("expert_group_count", as_u32(n));
+    keys.set("expert_group_used_count", as_u32(n_used));
+    Ok(())
+}
+
 /// For classes that could have windows, but whose architecture knows none.
 ///
 /// # Errors

@@ -14,7 +14,7 @@ use super::{quantization, unread};
 use crate::architecture::NO_HEAD;
 use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
 use crate::file_start::FileStart;
-use crate::gguf::Metadata;
+use crate::gguf::{Array, Metadata};
 
 /// The tensor of the first dense module, in GGUF.
 const FIRST_DENSE: &str = "dense_2.weight";
@@ -90,6 +90,10 @@ impl<'a> TranslatedConfig<'a> {
             count_layers_behind(architecture, n_layers, &weights, &mut metadata);
         }
         check_embedding(&self.config, &weights)?;
+        for &(key, tensor) in self.class.layer_numbers {
+            let numbers = weights.take_numbers(self.config.count("num_hidden_layers")?, tensor)?;
+            metadata.insert(key, Array::F32(numbers));
+        }
         if let Some(derive) = self.class.derive {
             derive(&self.config, &mut weights)?;
         }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
-use kv_core::block::BlockFormat;
+use kv_core::block::{BlockFormat, dequantize};
 use kv_graph::weights::{
     SharedBytes, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
 };
@@ -251,6 +251,42 @@ impl HfWeights {
     /// Drops a tensor that the config makes meaningless.
     pub fn forget(&mut self, name: &str) {
         self.sources.remove(name);
+    }
+
+    /// Takes a tensor of one value out of each layer, and gives these values. Of files of which
+    /// only the headers are known they are 0.
+    pub(super) fn take_numbers(
+        &mut self,
+        n_layers: usize,
+        tensor: &str,
+    ) -> Result<Vec<f32>, ModelFileError> {
+        let number = |layer| {
+            let name = format!("blk.{layer}.{tensor}");
+            let wrong = |weights: &Self, reason: String| ModelFileError::Tensor {
+                name: weights.name_in_files(&name).unwrap_or_else(|| name.clone()),
+                reason,
+            };
+            let Some(source) = self.sources.get(&name) else {
+                return Err(wrong(self, "it is missing".to_owned()));
+            };
+            if source.info.shape.iter().product::<usize>() != 1 {
+                let reason = format!("shape {:?} is not that of one value", source.info.shape);
+                return Err(wrong(self, reason));
+            }
+            if source.parts.iter().all(|part| part.bytes.is_empty()) {
+                return Ok(0.0);
+            }
+            let weight = source.make(&name);
+            let weight = weight.map_err(|error| wrong(self, error.to_string()))?;
+            let mut value = [0.0];
+            dequantize(weight.format(), weight.bytes(), &mut value);
+            Ok(value[0])
+        };
+        let numbers = (0..n_layers).map(number).collect::<Result<_, _>>()?;
+        for layer in 0..n_layers {
+            self.sources.remove(&format!("blk.{layer}.{tensor}"));
+        }
+        Ok(numbers)
     }
 
     /// Adds a tensor that is computed out of others each time it is requested.

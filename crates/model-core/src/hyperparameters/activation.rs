@@ -18,6 +18,7 @@ const ACTIVATIONS: &[(&str, Activation)] = &[
     ("silu", Activation::Silu),
     ("swish", Activation::Silu),
     ("relu", Activation::Relu),
+    ("relu2", Activation::ReluSquared),
 ];
 
 /// The activation of this name.

@@ -5,6 +5,7 @@
 //! architecture by name.
 
 mod activation;
+mod groups;
 mod rope;
 
 use kv_graph::weights::{WeightError, WeightInfo, WeightSource};
@@ -192,6 +193,14 @@ impl<'a> Hyperparameters<'a> {
         Ok(self
             .metadata
             .optional_per_layer(&self.key(name), n_layers)?)
+    }
+
+    /// One number for each layer, or one for all, by the whole key.
+    ///
+    /// # Errors
+    /// [`ModelError::Metadata`] where they are absent, of another type, or not one a layer.
+    pub fn numbers_of(&self, key: &str, n_layers: usize) -> Result<Vec<f32>, ModelError> {
+        Ok(self.metadata.per_layer(key, n_layers)?)
     }
 
     /// A positive number that may be absent.

@@ -6,7 +6,8 @@ use model_core::gguf::Array;
 use model_core::hf::{
     FixedValue, GATE_AND_UP_IN_ROWS, GATED, GATED_EXPERTS, HfConfig, Key, Keys, ModelFileError,
     RopeKind, RopeSettings, SILU, TRAINED_LENGTH, TensorRule, TensorStep, VOCAB_SIZE, WIDTH_KEYS,
-    in_layers, latent_head_dims, latent_key_rows, latent_value_rows, layer_types, same, with,
+    groups, in_layers, latent_head_dims, latent_key_rows, latent_value_rows, layer_types, same,
+    with,
 };
 
 use super::keys::as_u32;
@@ -130,7 +131,7 @@ pub(super) const MISTRAL4_KEYS: &[Key] = &[
 ];
 
 /// Heads and latents.
-fn latents(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+pub(super) fn latents(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let heads = config.count("num_attention_heads")?;
     let key = "num_key_value_heads";
     if config.optional_count(key)?.is_some_and(|n| n != heads) {
@@ -164,7 +165,7 @@ fn latents(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
 }
 
 /// The rotation, and the factors on rotated values and on scores that YaRN has here.
-fn rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+pub(super) fn rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let mut settings = RopeSettings::read(config, None)?;
     let [_, shared] = latent_head_dims(config)?;
     if let Some(head) = config.optional_count("head_dim")? {
@@ -248,32 +249,7 @@ fn indexers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     Ok(())
 }
 
-/// Groups of experts, of which the best are chosen from.
-pub(super) fn groups(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let Some(n) = config.optional_count("n_group")? else {
-        return Ok(());
-    };
-    let (n_used, n_experts) = (
-        config.count("topk_group")?,
-        config.count("n_routed_experts")?,
-    );
-    if !n_experts.is_multiple_of(n) {
-        let wanted = format!("a divisor of 'n_routed_experts', which is {n_experts}");
-        return Err(config.wrong("n_group", wanted));
-    }
-    let n_chosen = config.count("num_experts_per_tok")?;
-    if n_used > n || n_used * (n_experts / n) < n_chosen {
-        let wanted = format!(
-            "at most 'n_group', which is {n}, with the {n_chosen} experts of 'num_experts_per_tok'"
-        );
-        return Err(config.wrong("topk_group", wanted));
-    }
-    keys.set("expert_group_count", as_u32(n));
-    keys.set("expert_group_used_count", as_u32(n_used));
-    Ok(())
-}
-
-/// The same where a method chooses whether there are groups.
+/// [`groups`], where a method chooses whether there are any.
 fn groups_by_method(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let key = "topk_method";
     match config.optional_text(key)? {

@@ -288,7 +288,7 @@ const GEMMA1_NORMS: &[TensorRule] = &in_layers(
 );
 
 /// No gate; biases where the files have them.
-const UP_AND_DOWN: &[TensorRule] = &in_layers(
+pub(super) const UP_AND_DOWN: &[TensorRule] = &in_layers(
     "model.layers.{l}.mlp.",
     [
         same("ffn_up.weight", "up_proj.weight"),

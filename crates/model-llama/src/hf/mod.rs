@@ -1,6 +1,7 @@
 //! [`classes`]: how directories of the family's models are translated. Data over the tables that
 //! [`model_core::hf`] shares.
 
+mod apertus;
 mod deepseek;
 mod diffusion;
 mod eagle3;
@@ -90,6 +91,7 @@ pub(crate) fn classes() -> impl Iterator<Item = &'static HfClass> {
         .chain(further::CLASSES)
         .chain(mimo::CLASSES)
         .chain(published::CLASSES)
+        .chain(apertus::CLASSES)
 }
 
 /// From Llama to gpt-oss.

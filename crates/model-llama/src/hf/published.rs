@@ -482,7 +482,7 @@ fn codeshell_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFi
 }
 
 /// The residual's factor is by the depth, that of logits by the width.
-fn minicpm_factors(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+pub(super) fn minicpm_factors(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let depth = config.count("num_hidden_layers")? as f64;
     let scale = config.number("scale_depth")? / depth.sqrt();
     if !(scale.is_finite() && scale > 0.0) {

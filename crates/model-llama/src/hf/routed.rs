@@ -4,12 +4,12 @@
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, FixedValue,
     GATED_TENSORS, HEAD_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError,
-    NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS, SILU, TensorRule, TensorStep, full_attention, head_dim,
-    in_layers, layer_types, only, rope_keys, same, with,
+    NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS, SILU, TensorRule, TensorStep, full_attention, groups,
+    head_dim, in_layers, layer_types, only, rope_keys, same, with,
 };
 
 use super::LLAMA;
-use super::deepseek::{groups, sum_of_weights};
+use super::deepseek::sum_of_weights;
 use super::keys::{EXPERT_KEYS, as_u32};
 use super::recent::{NORM_AFTER_ATTENTION, OFF, ON, three_of_four_windows};
 use super::tensors::{MIXTRAL_TENSORS, QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER};

@@ -9,6 +9,7 @@ use model_core::hf::{
 };
 
 use super::as_u32;
+use crate::kimi::KDA_HEADS;
 
 const ON: FixedValue = FixedValue::Flag(true);
 const OFF: FixedValue = FixedValue::Flag(false);
@@ -161,16 +162,11 @@ fn layer_kinds(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError>
     Ok(())
 }
 
-/// Sizes of the delta rule, whose heads are as many as those of the attention.
+/// Sizes of the delta rule.
 fn delta_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let heads = config.count("num_attention_heads")?;
-    if in_either(config, "linear_num_heads", "num_heads")? != heads {
-        let key = match config.value("linear_num_heads") {
-            Some(_) => "linear_num_heads",
-            None => "linear_attn_config.num_heads",
-        };
-        let wanted = format!("'num_attention_heads', which is {heads}");
-        return Err(config.wrong(key, wanted));
+    let heads = in_either(config, "linear_num_heads", "num_heads")?;
+    if heads != config.count("num_attention_heads")? {
+        keys.set(KDA_HEADS, as_u32(heads));
     }
     let dim = in_either(config, "linear_head_dim", "head_dim")?;
     let width = in_either(config, "linear_conv_kernel_dim", "short_conv_kernel_size")?;

@@ -24,10 +24,7 @@ const COMMON_KEYS: &[Key] = &[
         to: "shortconv.l_cache",
         from: "conv_L_cache",
     },
-    Key::Only {
-        from: "conv_bias",
-        is: FixedValue::Flag(false),
-    },
+    Key::With(conv_bias),
     Key::Only {
         from: "is_causal",
         is: FixedValue::Flag(true),
@@ -121,6 +118,9 @@ const LAYERS: &[TensorRule] = &in_layers(
         ),
         same("shortconv.in_proj.weight", "conv.in_proj.weight"),
         same("shortconv.out_proj.weight", "conv.out_proj.weight"),
+        same("shortconv.conv.bias", "conv.conv.bias"),
+        same("shortconv.in_proj.bias", "conv.in_proj.bias"),
+        same("shortconv.out_proj.bias", "conv.out_proj.bias"),
         same("attn_q.weight", "self_attn.q_proj.weight"),
         same("attn_k.weight", "self_attn.k_proj.weight"),
         same("attn_v.weight", "self_attn.v_proj.weight"),
@@ -161,6 +161,11 @@ fn layer_kinds(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError>
         let is_listed = |layers: &Vec<f64>| layers.contains(&(layer as f64));
         attending.as_ref().is_none_or(is_listed)
     })
+}
+
+/// Whether convolutions have biases, which their tensors say.
+fn conv_bias(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
+    config.optional_flag("conv_bias").map(drop)
 }
 
 /// The size of a head, where the config names one.

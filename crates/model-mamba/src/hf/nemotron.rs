@@ -3,7 +3,7 @@
 use model_core::gguf::Array;
 use model_core::hf::{
     ClassWhen, FixedValue, HfClass, HfConfig, Key, Keys, ModelFileError, TRAINED_LENGTH,
-    TensorRule, TensorStep, head_dim, in_layers, only, same, with,
+    TensorRule, TensorStep, groups, head_dim, in_layers, only, same, with,
 };
 
 use super::hybrid::kv_heads_of;
@@ -26,7 +26,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             EXPERT_TENSORS,
             SHARED_TENSORS,
         ],
-        defaults: &[("n_group", 1)],
+        defaults: &[("n_group", 1), ("topk_group", 1)],
         ..NEMOTRON_H
     },
 ];
@@ -78,7 +78,6 @@ const EXPERT_KEYS: &[Key] = &[
     count("expert_count", "n_routed_experts"),
     count("expert_used_count", "num_experts_per_tok"),
     count("expert_feed_forward_length", "moe_intermediate_size"),
-    count("expert_group_count", "n_group"),
     Key::OptionalNumber {
         to: "expert_weights_scale",
         from: "routed_scaling_factor",
@@ -153,6 +152,7 @@ fn experts(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     if config.value(key).is_some() {
         return Err(config.wrong(key, "null: experts over latents are not supported"));
     }
+    groups(config, keys)?;
     if let Some(norm) = config.optional_flag("norm_topk_prob")? {
         keys.set("expert_weights_norm", norm);
     }

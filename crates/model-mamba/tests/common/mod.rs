@@ -83,6 +83,8 @@ pub(crate) const CASES: &[Case] = &[
     case("jamba"),
     case("nemotron_h"),
     case("nemotron_h_moe"),
+    case("nemotron_h_groups"),
+    case("lfm2_bias"),
     // Its keys do not rotate, but have the order of keys that do.
     Case {
         keys: KeyOrder::Pairs,
@@ -115,5 +117,9 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         keys: KeyOrder::Latents,
         ..delta("kimi_linear")
+    },
+    Case {
+        keys: KeyOrder::Latents,
+        ..delta("kimi_linear_heads")
     },
 ];
