@@ -8,10 +8,10 @@ use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::batch::{Batch, BatchRules, PositionRule, validate_with};
 use kv_core::layers::RowLayout;
 use kv_core::memory::{Composite, Memory, MemoryInputs};
-use kv_core::{KvType, KvTypes, SeqId, TokenId};
+use kv_core::{KvType, KvTypes, Pos, SeqId, TokenId};
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphShape};
-use model_core::architecture::{Model, ModelError, Registry, with_draft_head};
+use model_core::architecture::{HeadRows, Model, ModelError, Registry, with_draft_head};
 use model_core::head_file::HeadFile;
 use model_core::model_file::OpenModel;
 
@@ -174,6 +174,121 @@ fn check<B: Backend>(case: &HeadCase, backend: B, n_ubatch: u32) {
             "{} {name}: {off} in pieces of {n_ubatch}",
             case.name
         );
+    }
+}
+
+/// An assistant of a file of its own, which attends over the model's keys and values, gives the
+/// reference's logits and rows, one draft after the other, on both backends.
+pub fn assistant_gives_reference(case: &Case, head: &str, folder: &Path) {
+    let registry = case.registry();
+    let directory = case.generated().directory(&registry).unwrap();
+    let recipe = Recipe::open(&fixture("heads").join(head));
+    let own = own_head(&recipe, folder, &registry);
+    let plain = directory.model();
+    let joined = own.join(&**plain, directory.weights().clone(), &registry);
+    let joined = joined.unwrap();
+    let case = HeadCase {
+        name: recipe.name(),
+        model: joined.model,
+        weights: joined.weights,
+        rows: None,
+        reference: recipe.reference(),
+    };
+    check_assistant(&case, cpu());
+    check_assistant(&case, candle());
+}
+
+fn check_assistant<B: Backend>(case: &HeadCase, backend: B) {
+    let (model, reference) = (&case.model, &case.reference);
+    let head = model.draft_head().unwrap();
+    assert_eq!(head.head_reading().rows, HeadRows::OfModel);
+    let setup = Setup::default().memory;
+    let mut memory = Composite::new(model.layers(), &setup).unwrap();
+    let mut cells = vec![0; model.layers().parts().len()];
+    for part in memory.parts() {
+        cells[part.config().part.as_usize()] = part.n_cells() as usize;
+    }
+    let types = KvTypes::from(KvType::F32);
+    let layout = RowLayout::new(model.layers(), &cells, types).unwrap();
+    let weights = backend.load_weights(case.weights.clone(), Default::default());
+    let weights = weights.unwrap();
+    let mut stored = backend.allocate(&layout).unwrap();
+    let rules = BatchRules {
+        n_batch: 512,
+        n_seqs: setup.n_seqs,
+        n_vocab: model.vocab_size() as u32,
+        n_embd: model.embedding_dim() as u32,
+    };
+    let (mut inputs, mut outputs) = (MemoryInputs::default(), GraphOutputs::default());
+    // The tokens of a batch of one ubatch through a graph, which sees all but them or all.
+    let mut run = |memory: &mut Composite, of: &dyn Model, tokens: &[u32], rows: &[f32]| {
+        let mut batch = Batch::new();
+        for &token in tokens {
+            batch
+                .push_token(TokenId(token))
+                .in_sequence(SeqId(1))
+                .with_output();
+        }
+        let valid = validate_with(&batch, &rules, PositionRule::Linear, |seq| {
+            memory.positions(seq)
+        });
+        let mut steps = memory.begin(&valid.unwrap(), 512).unwrap();
+        let ubatch = steps.next(&mut inputs).unwrap();
+        let shape = GraphShape {
+            n_tokens: tokens.len(),
+            n_outputs: tokens.len(),
+        };
+        let mut parts = inputs.parts.clone();
+        if !rows.is_empty() {
+            let groups = parts.iter_mut().flat_map(|p| &mut p.visibility.groups);
+            for limits in groups.flat_map(|group| &mut group.limits) {
+                limits.last = limits.last.min(Pos(ubatch.positions[0] - 1));
+            }
+        }
+        let given = GraphInputs {
+            tokens: &ubatch.tokens,
+            positions: &ubatch.positions,
+            output_rows: &ubatch.output_rows,
+            parts: &parts,
+            states: &inputs.states,
+            embeddings: rows,
+            ..GraphInputs::default()
+        };
+        let graph = of.graph(shape).unwrap();
+        let mut program = backend.compile(&graph, &weights, &layout).unwrap();
+        let ran = backend.run(&mut program, &mut stored, &given, &mut outputs);
+        ran.unwrap();
+        assert!(steps.next(&mut MemoryInputs::default()).is_none());
+        outputs.values.clone()
+    };
+    let ids = reference.ids("ids").unwrap();
+    let (&last, prompt) = ids.split_last().unwrap();
+    let dim = model.embedding_dim();
+    let of_model = run(&mut memory, &**model, prompt, &[]);
+    let mut row = of_model[1][of_model[1].len() - dim..].to_vec();
+    let mut token = last;
+    let (mut logits, mut rows) = (Vec::new(), Vec::new());
+    for &drafted in &reference.ids("drafted").unwrap() {
+        // All stand at the same position.
+        let of_head = run(&mut memory.clone(), &*head, &[token], &row);
+        logits.extend_from_slice(&of_head[0]);
+        row.clone_from(&of_head[1]);
+        rows.extend_from_slice(&row);
+        token = drafted;
+    }
+    let off = |found: &[f32], name: &str| {
+        let (_, wanted) = reference.values(name).unwrap();
+        assert_eq!(found.len(), wanted.len(), "{} {name}", case.name);
+        let off = found.iter().zip(&wanted).map(|(a, b)| (a - b).abs());
+        off.fold(0.0, f32::max)
+    };
+    let mut found = vec![("rows", off(&rows, "rows"))];
+    // Most logits of one that chooses groups have no value.
+    if head.head_reading().groups.is_none() {
+        found.push(("chain", off(&logits, "chain")));
+    }
+    for (name, off) in found {
+        assert!(off <= TOLERANCE, "{} {name}: {off}", case.name);
     }
 }
 

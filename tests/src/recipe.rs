@@ -293,7 +293,10 @@ impl Recipe {
     /// The same without the tensor of this name.
     #[must_use]
     pub fn without(mut self, name: &str) -> Self {
-        assert!(self.weights.tensors.remove(name).is_some(), "{name}");
+        let n = self.integers.len();
+        self.integers.retain(|entry| entry.name != name);
+        let is_there = self.weights.tensors.remove(name).is_some() || self.integers.len() < n;
+        assert!(is_there, "{name}");
         self
     }
 

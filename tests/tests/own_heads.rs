@@ -25,6 +25,99 @@ fn heads_of_eagle_give_the_reference() {
     }
 }
 
+/// The model that assistants draft for.
+const GEMMA4: Case = Case::recipe("gemma4_e", model_llama::register);
+
+#[test]
+fn assistants_of_gemma_give_the_reference() {
+    let folder = tempfile::tempdir().unwrap();
+    for head in ["gemma4_assistant", "gemma4_assistant_ordered"] {
+        heads::assistant_gives_reference(&GEMMA4, head, &folder.path().join(head));
+    }
+}
+
+#[test]
+fn assistants_that_do_not_fit_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let registry = GEMMA4.registry();
+    let directory = GEMMA4.generated().directory(&registry).unwrap();
+    let opened = |name: &str, change: &dyn Fn(Recipe) -> Recipe| {
+        let recipe = change(Recipe::open(&fixture("heads/gemma4_assistant_ordered")));
+        let place = folder.path().join(name);
+        recipe.expand(&place);
+        HeadFile::open(&place, &registry)
+    };
+    let refused = |name: &str, change: &dyn Fn(Recipe) -> Recipe| {
+        let own = opened(name, change).unwrap().unwrap();
+        let joined = own.join(&**directory.model(), directory.weights().clone(), &registry);
+        joined.unwrap_err().to_string()
+    };
+    let set = |key: &'static str, value: u64| {
+        move |recipe: Recipe| {
+            recipe.with_config(|config| {
+                config.insert(key.to_owned(), value.into());
+            })
+        }
+    };
+    let set_text = |key: &'static str, value: serde_json::Value| {
+        move |recipe: Recipe| {
+            recipe.with_config(|config| {
+                let text = config.get_mut("text_config").unwrap();
+                text.as_object_mut()
+                    .unwrap()
+                    .insert(key.to_owned(), value.clone());
+            })
+        }
+    };
+    for tensor in [
+        "pre_projection.weight",
+        "post_projection.weight",
+        "model.layers.1.self_attn.q_proj.weight",
+        "masked_embedding.centroids.weight",
+        "masked_embedding.token_ordering",
+    ] {
+        let message = refused(tensor, &|recipe| recipe.without(tensor));
+        assert!(message.contains("is missing"), "{tensor}: {message}");
+    }
+    let message = refused("width", &set("backbone_hidden_size", 96));
+    let wanted = "96, but rows of the model have 48 values";
+    assert!(message.contains(wanted), "{message}");
+    let message = refused("groups", &set("num_centroids", 30));
+    assert!(
+        message.contains("30, which does not divide the 512 tokens"),
+        "{message}"
+    );
+    let message = refused("chosen", &set("centroid_intermediate_top_k", 33));
+    assert!(message.contains("33 of 32 groups"), "{message}");
+    let message = refused("window", &set_text("sliding_window", 16.into()));
+    assert!(
+        message.contains("layer 0 attends over 2 heads of 12"),
+        "{message}"
+    );
+    let message = refused("tokens", &|recipe| {
+        recipe.with_step("masked_embedding.token_ordering", 0)
+    });
+    assert!(message.contains("token 511 is there twice"), "{message}");
+    for (key, value) in [
+        ("num_kv_shared_layers", 2.into()),
+        ("hidden_size_per_layer_input", 8.into()),
+        ("use_double_wide_mlp", true.into()),
+        ("enable_moe_block", true.into()),
+    ] {
+        let error = opened(key, &set_text(key, value)).unwrap_err().to_string();
+        assert!(error.contains(key), "{key}: {error}");
+    }
+    // It drafts for no other model.
+    let other = MODEL.generated().directory(&registry).unwrap();
+    let own = opened("whole", &|recipe| recipe).unwrap().unwrap();
+    let joined = own.join(&**other.model(), other.weights().clone(), &registry);
+    let message = joined.unwrap_err().to_string();
+    assert!(
+        message.contains("48, but rows of the model have 64"),
+        "{message}"
+    );
+}
+
 #[test]
 fn wrong_heads_of_eagle_are_named() {
     let folder = tempfile::tempdir().unwrap();

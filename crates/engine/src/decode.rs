@@ -25,7 +25,7 @@ use crate::changing_weights::ChangingWeights;
 use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
-use crate::head::Head;
+use crate::head::{Head, Storing};
 use crate::pictures::{self, StepPictures};
 use crate::programs::ProgramCache;
 use crate::rows_out::{Embeddings, Logits, StepRows};
@@ -208,7 +208,9 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             rows_out: Vec::new(),
             rows_kind: RowsOut::Whole,
             progress: None,
-            head: head.map(Head::new),
+            head: head
+                .zip(head_graph.as_ref())
+                .map(|(head, graph)| Head::new(head, graph)),
         };
         Ok(Self {
             runner,
@@ -340,7 +342,9 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         }
         let rows = k.map_or(RowsOut::Whole, RowsOut::Candidates);
         self.runner.pictures = pictures;
+        self.set_storing(Storing::Later);
         let computed = self.run(planned, rows, Some(cancel));
+        self.set_storing(Storing::AtOnce);
         self.runner.pictures.clear();
         computed?;
         Ok(StepRows {
@@ -455,6 +459,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             values: std::mem::take(&mut runner.rows_out),
         };
         runner.rows_kind = rows;
+        let n_pending = runner.head.as_ref().map_or(0, |head| head.pending.len());
         resize_output(&mut output.values, valid.n_outputs(), runner.row_width())?;
         let mut inputs = std::mem::take(&mut runner.inputs);
         let mut steps = Uncomputed::new(steps);
@@ -477,6 +482,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
                 steps.undo(rows);
                 if let Some(head) = &mut runner.head {
                     head.tails.clear();
+                    head.pending.truncate(n_pending);
                 }
                 Err(error)
             }

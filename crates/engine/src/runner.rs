@@ -93,6 +93,8 @@ pub(crate) enum RowsOut {
     Sources,
     /// Logits and rows of the head that drafts.
     Drafts,
+    /// None: the head that drafts stores its keys and values.
+    Stored,
 }
 
 /// A step that failed, and whether rows may have been written by then.
@@ -131,6 +133,8 @@ impl ProgramKey {
 impl<B: Backend> Runner<B> {
     /// Copies and shifts rows as an edit left it to do.
     pub(crate) fn move_rows(&mut self, edited: &Edited) -> Result<(), EngineError> {
+        let stored = self.store_pending(None);
+        stored.map_err(|failed| failed.error)?;
         let ropes = match &self.key_ropes {
             Ok(ropes) => ropes.as_slice(),
             Err(_) => &[],
@@ -146,7 +150,7 @@ impl<B: Backend> Runner<B> {
     /// Values of a row that comes out.
     pub(crate) fn row_width(&self) -> usize {
         match self.rows_kind {
-            RowsOut::Whole | RowsOut::Drafts => self.settings.output_width(),
+            RowsOut::Whole | RowsOut::Drafts | RowsOut::Stored => self.settings.output_width(),
             RowsOut::Candidates(k) => TopK::row_len(k),
             RowsOut::Sources => self.settings.embedding_dim,
         }
@@ -220,7 +224,7 @@ impl<B: Backend> Runner<B> {
         cancel: Option<&CancelFlag>,
     ) -> Result<(), FailedStep> {
         let n_adapters = match (&self.adapters, self.rows_kind) {
-            (None, _) | (_, RowsOut::Sources | RowsOut::Drafts) => 0,
+            (None, _) | (_, RowsOut::Sources | RowsOut::Drafts | RowsOut::Stored) => 0,
             (Some(adapters), _) => adapters.n_active(ubatch),
         };
         let given = if self.picture_rows.is_empty() {
@@ -310,7 +314,7 @@ impl<B: Backend> Runner<B> {
                     }
                 };
                 let graph = match rows_kind {
-                    RowsOut::Whole | RowsOut::Sources | RowsOut::Drafts => graph,
+                    RowsOut::Whole | RowsOut::Sources | RowsOut::Drafts | RowsOut::Stored => graph,
                     RowsOut::Candidates(k) => {
                         graph.with_candidates(k).map_err(ModelError::Graph)?
                     }

@@ -4,7 +4,8 @@
 //! speculation where rows do not depend on the number of tokens in a batch (the CPU backend).
 
 use cellar_scheduler::{
-    DraftTimes, Drafter, HeadLength, MAX_DRAFT, Speculated, Speculation, SpeculationOff,
+    DraftCosts, DraftedBy, Drafter, HeadLength, MAX_DRAFT, MAX_HEAD_DRAFT, Speculated, Speculation,
+    SpeculationOff, USUAL_RATE,
 };
 use kv_core::TokenId;
 
@@ -48,59 +49,119 @@ pub(crate) enum DraftSource {
 /// Drafts with a head of the model, and by prompt lookup first where that finds something.
 #[derive(Debug)]
 pub(crate) struct HeadDrafter {
-    lookup: Option<Drafter>,
+    lookup: Option<LookupDrafter>,
     length: HeadLength,
-    n_max: usize,
     /// The last token of the text.
     last: TokenId,
-    /// The source of the last draft.
-    drafted: DraftedBy,
+    /// The last draft.
+    drafted: LastDraft,
     speculated: Speculated,
 }
 
-/// The source of a draft.
+/// Drafts by prompt lookup, where that pays.
+#[derive(Debug)]
+struct LookupDrafter {
+    drafter: Drafter,
+    length: HeadLength,
+}
+
+/// A draft of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum DraftedBy {
+struct LastDraft {
+    source: DraftedBy,
+    reason: DraftReason,
+}
+
+/// The reason for a draft.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum DraftReason {
+    /// It pays.
     #[default]
-    Head,
-    Lookup,
+    Pays,
+    /// It does not, and this is to find out whether it does now.
+    Trial,
+}
+
+/// What a head's drafter is told before a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DraftOffer<'a> {
+    /// The most tokens that there is room for.
+    pub(crate) n_max: usize,
+    /// What drafts of the head cost, and those by lookup.
+    pub(crate) head: &'a DraftCosts,
+    pub(crate) lookup: &'a DraftCosts,
+    /// The share of the head's tokens that were right in other texts.
+    pub(crate) rate: f64,
+    /// What drafts may be made for.
+    pub(crate) reason: DraftReason,
+}
+
+impl DraftOffer<'_> {
+    /// The number of tokens to draft, of which `n` pay.
+    fn n_of(&self, n: usize) -> usize {
+        match self.reason {
+            DraftReason::Pays => n.min(self.n_max),
+            DraftReason::Trial => n.max(1).min(self.n_max),
+        }
+    }
+
+    fn reason_for(n: usize) -> DraftReason {
+        if n == 0 {
+            DraftReason::Trial
+        } else {
+            DraftReason::Pays
+        }
+    }
 }
 
 impl HeadDrafter {
     fn new(speculation: Speculation, n_max: usize) -> Self {
+        let lookup = Drafter::new(speculation).map(|drafter| LookupDrafter {
+            drafter,
+            length: HeadLength::new(n_max, USUAL_RATE),
+        });
         Self {
-            lookup: Drafter::new(speculation),
-            length: HeadLength::new(n_max),
-            n_max,
+            lookup,
+            length: HeadLength::new(n_max.min(MAX_HEAD_DRAFT), USUAL_RATE),
             last: TokenId::default(),
-            drafted: DraftedBy::Head,
+            drafted: LastDraft::default(),
             speculated: Speculated::default(),
         }
     }
 
-    /// The tokens that prompt lookup finds, at most `n_max`.
-    pub(crate) fn draft_by_lookup(&mut self, n_max: usize) -> Vec<TokenId> {
-        let found = self.lookup.as_ref().map(|lookup| lookup.draft(n_max));
-        let found = found.unwrap_or_default();
-        self.drafted = if found.is_empty() {
-            DraftedBy::Head
-        } else {
-            DraftedBy::Lookup
+    /// The tokens that prompt lookup finds, where they pay.
+    pub(crate) fn draft_by_lookup(&mut self, offer: DraftOffer<'_>) -> Vec<TokenId> {
+        let Some(lookup) = &self.lookup else {
+            return Vec::new();
         };
+        let n = lookup.length.next(offer.lookup);
+        let found = lookup.drafter.draft(offer.n_of(n));
+        if !found.is_empty() {
+            self.drafted = LastDraft {
+                source: DraftedBy::Lookup,
+                reason: DraftOffer::reason_for(n),
+            };
+        }
         found
     }
 
-    /// The last token of the text, and the number of tokens that the head is to draft after it: at
-    /// least `n_least`, also where that does not pay.
-    pub(crate) fn turn(&mut self, n_max: usize, n_least: usize, times: DraftTimes) -> HeadDraft {
+    /// The last token of the text, and the number of tokens that the head is to draft after it.
+    pub(crate) fn turn(&mut self, offer: DraftOffer<'_>) -> HeadDraft {
         let after = self.last;
         if self.speculated.off == Some(SpeculationOff::HeadFailed) {
             return HeadDraft { after, n: 0 };
         }
-        let n = self.length.next(times);
-        let percent = self.length.percent();
-        self.speculated.off = (n == 0).then_some(SpeculationOff::DoesNotPay { percent });
-        let n = n.max(n_least).min(n_max).min(self.n_max);
+        self.length.assume(offer.rate);
+        let n = self.length.next(offer.head);
+        self.speculated.off = (n == 0).then(|| SpeculationOff::DoesNotPay {
+            percent: self.length.percent(),
+            needed: offer.head.needed_percent(self.length.n_max()),
+        });
+        self.drafted = LastDraft {
+            source: DraftedBy::Head,
+            reason: DraftOffer::reason_for(n),
+        };
+        let n = offer.n_of(n);
         HeadDraft { after, n }
     }
 
@@ -109,18 +170,36 @@ impl HeadDrafter {
         self.speculated.off = Some(SpeculationOff::HeadFailed);
     }
 
+    /// The reason for its last draft.
+    pub(crate) fn reason(&self) -> DraftReason {
+        self.drafted.reason
+    }
+
+    /// The source of its last draft.
+    pub(crate) fn source(&self) -> DraftedBy {
+        self.drafted.source
+    }
+
+    /// The share of the head's tokens that were right.
+    pub(crate) fn rate(&self) -> f64 {
+        self.length.rate()
+    }
+
     fn push(&mut self, tokens: &[TokenId]) {
         self.last = tokens.last().copied().unwrap_or(self.last);
         if let Some(lookup) = &mut self.lookup {
-            lookup.push(tokens);
+            lookup.drafter.push(tokens);
         }
     }
 
     fn learn(&mut self, n_drafted: usize, n_accepted: usize) {
         self.speculated.n_drafted += n_drafted;
         self.speculated.n_accepted += n_accepted;
-        match (&mut self.lookup, self.drafted) {
-            (Some(lookup), DraftedBy::Lookup) => lookup.learn(n_drafted, n_accepted),
+        match (&mut self.lookup, self.drafted.source) {
+            (Some(lookup), DraftedBy::Lookup) => {
+                lookup.drafter.learn(n_drafted, n_accepted);
+                lookup.length.learn(n_drafted, n_accepted);
+            }
             _ => self.length.learn(n_drafted, n_accepted),
         }
     }

@@ -213,6 +213,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         into: RestoreInto,
     ) -> Result<RestoredState, EngineError> {
         self.check_fingerprint(state, into)?;
+        self.complete_rows()?;
         let layout = self.runner.rows.layout().clone();
         state.check_rows(&layout)?;
         let replaces = match into {

@@ -1,5 +1,5 @@
 //! A head drafts what an independent forward pass of model and head drafts
-//! (`fixtures/heads/eagle3.py`), whatever it drafted before.
+//! (`fixtures/heads/eagle3.py`, `fixtures/heads/gemma4_assistant.py`), whatever it drafted before.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use model_core::architecture::Registry;
 use model_tests::{Recipe, cpu, fixture, heads};
 
 /// A model with a head that is a file of its own.
-fn engine(recipe: &Recipe, folder: &Path) -> Engine<CpuBackend> {
+fn engine(model: &str, recipe: &Recipe, folder: &Path) -> Engine<CpuBackend> {
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
-    let directory = Recipe::named("llama_gqa_untied").directory(&registry);
+    let directory = Recipe::named(model).directory(&registry);
     let directory = directory.unwrap();
     let own = heads::own_head(recipe, folder, &registry);
     let joined = own.join(&**directory.model(), directory.weights().clone(), &registry);
@@ -32,9 +32,14 @@ fn engine(recipe: &Recipe, folder: &Path) -> Engine<CpuBackend> {
 #[test]
 fn drafts_are_those_of_the_reference() {
     let folder = tempfile::tempdir().unwrap();
-    for name in ["eagle3", "eagle3_normed"] {
+    for (model, name) in [
+        ("llama_gqa_untied", "eagle3"),
+        ("llama_gqa_untied", "eagle3_normed"),
+        ("gemma4_e", "gemma4_assistant"),
+        ("gemma4_e", "gemma4_assistant_ordered"),
+    ] {
         let recipe = Recipe::open(&fixture("heads").join(name));
-        let mut engine = engine(&recipe, &folder.path().join(name));
+        let mut engine = engine(model, &recipe, &folder.path().join(name));
         let reference = recipe.reference();
         let tokens = |of: &str| {
             let ids = reference.ids(of).unwrap().into_iter();

@@ -10,13 +10,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use kv_backend::CustomOps;
-use kv_core::layers::LayerMap;
+use kv_core::layers::{AttentionMemory, LayerMap};
 use kv_core::{Causality, LayerIdx, Pos, TokenId};
 use kv_graph::weights::{WeightError, WeightSource};
 use kv_graph::{Graph, GraphShape};
 
 use crate::adapters::Adapters;
-use crate::blocks::{DraftHead, PER_LAYER_EMBEDDING};
+use crate::blocks::{DraftHead, PER_LAYER_EMBEDDING, TokenGroups};
 use crate::gguf::Metadata;
 use crate::head_file::HeadWeights;
 use crate::hf::{HfClass, HfClasses};
@@ -162,6 +162,28 @@ pub struct LayerRows {
     pub vocab: usize,
     /// Name of the output matrix.
     pub output_weight: String,
+    /// The layers that have keys and values of their own, in order.
+    pub owners: Vec<RowOwner>,
+}
+
+/// A layer that has keys and values of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowOwner {
+    /// Its number.
+    pub layer: LayerIdx,
+    /// Its heads and its window.
+    pub memory: AttentionMemory,
+}
+
+/// The rows that a head attends over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HeadRows {
+    /// Its own: it stores those of every token.
+    #[default]
+    Own,
+    /// Those of its model. It stores none: its tokens stand at the position of the first one that
+    /// is drafted for, and see what is before that.
+    OfModel,
 }
 
 /// The reading of a head that drafts.
@@ -171,6 +193,10 @@ pub struct HeadReading<'a> {
     pub tokens: Option<&'a [TokenId]>,
     /// The first position that its tokens see: before it, it was trained with none.
     pub first: Pos,
+    /// The rows that it attends over.
+    pub rows: HeadRows,
+    /// The groups of tokens that it chooses from: its third output has the logits of these.
+    pub groups: Option<&'a TokenGroups>,
 }
 
 /// A family of heads that are files of their own, and draft for models of other files.
@@ -178,9 +204,9 @@ pub trait HeadArchitecture: Send + Sync {
     /// The name that files give it in `general.architecture`.
     fn name(&self) -> &'static str;
 
-    /// Reads the sizes of a head that drafts for a model with these rows. Its layer has the number
-    /// behind the model's last one; its other tensors have [`OWN_HEAD`](crate::blocks::OWN_HEAD)
-    /// before their names.
+    /// Reads the sizes of a head that drafts for a model with these rows. Its layers have the
+    /// numbers behind the model's last one; its other tensors have
+    /// [`OWN_HEAD`](crate::blocks::OWN_HEAD) before their names.
     ///
     /// # Errors
     /// [`ModelError`] naming the key or tensor that is missing, wrong, or does not fit the model.

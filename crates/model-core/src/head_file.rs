@@ -16,8 +16,8 @@ use crate::error::ModelFileError;
 use crate::gguf::{GgufFile, Metadata};
 use crate::hf::HfTranslation;
 
-/// The layer of a head in its file.
-const OWN_LAYER: &str = "blk.0.";
+/// Beginning of the names of tensors of layers.
+const LAYER: &str = "blk.";
 
 /// The tensors of a head's file.
 pub trait HeadWeights: WeightSource {
@@ -108,7 +108,7 @@ impl HeadFile {
         let weights = JoinedWeights {
             model: weights,
             head: Arc::<dyn HeadWeights>::clone(&self.weights),
-            layer: format!("blk.{}.", rows.n_layers),
+            first_layer: rows.n_layers,
         };
         check_tensors(&*model, &weights).map_err(|error| weights.in_head(error))?;
         Ok(JoinedModel {
@@ -136,8 +136,14 @@ impl fmt::Debug for HeadFile {
 pub struct JoinedWeights {
     model: Arc<dyn WeightSource>,
     head: Arc<dyn WeightSource>,
-    /// Beginning of the names of the head's layer.
-    layer: String,
+    /// The number of the head's first layer.
+    first_layer: usize,
+}
+
+/// The number of a layer, and the rest of the name of one of its tensors.
+fn layer_of(name: &str) -> Option<(usize, &str)> {
+    let (number, rest) = name.strip_prefix(LAYER)?.split_once('.')?;
+    Some((number.parse().ok()?, rest))
 }
 
 impl JoinedWeights {
@@ -167,8 +173,11 @@ impl JoinedWeights {
 
     /// The name in the head's file; `None` of a weight of the model.
     fn name_in_head(&self, name: &str) -> Option<String> {
-        match name.strip_prefix(&self.layer) {
-            Some(rest) => Some(format!("{OWN_LAYER}{rest}")),
+        match layer_of(name) {
+            Some((layer, rest)) => {
+                let own = layer.checked_sub(self.first_layer)?;
+                Some(format!("{LAYER}{own}.{rest}"))
+            }
             None => name.strip_prefix(OWN_HEAD).map(str::to_owned),
         }
     }
@@ -185,8 +194,8 @@ impl WeightSource for JoinedWeights {
         // Tables of tokens are no weights.
         let of_head = self.head.names().into_iter();
         let of_head = of_head.filter(|name| self.head.describe(name).is_ok());
-        names.extend(of_head.map(|name| match name.strip_prefix(OWN_LAYER) {
-            Some(rest) => format!("{}{rest}", self.layer),
+        names.extend(of_head.map(|name| match layer_of(&name) {
+            Some((own, rest)) => format!("{LAYER}{}.{rest}", self.first_layer + own),
             None => format!("{OWN_HEAD}{name}"),
         }));
         names
@@ -216,6 +225,8 @@ impl WeightSource for JoinedWeights {
 
 impl fmt::Debug for JoinedWeights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("JoinedWeights").field(&self.layer).finish()
+        f.debug_tuple("JoinedWeights")
+            .field(&self.first_layer)
+            .finish()
     }
 }

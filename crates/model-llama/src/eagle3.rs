@@ -78,7 +78,7 @@ impl HeadArchitecture for Eagle3 {
             },
         };
         Ok(DraftHead {
-            layer,
+            layers: vec![layer],
             embedding: own(TOKEN_EMBEDDING)?.unwrap_or_else(|| TOKEN_EMBEDDING.to_owned()),
             last_norm: format!("{OWN_HEAD}output_norm"),
             output_weight: output.unwrap_or_else(|| of.output_weight.clone()),

@@ -210,6 +210,35 @@ const GPT2: LlamaLike = LlamaLike {
     ..PLAIN
 };
 
+/// Gemma 4 (text).
+pub(crate) const GEMMA4: LlamaLike = LlamaLike {
+    name: "gemma4",
+    sight: Sight::EarlierInFull,
+    qk_norm: QkNorm::PerHead,
+    values: ValueForm::NormedOrKeys,
+    sharing: RowSharing::LastLayers,
+    head_widths: HeadWidths::ByWindow,
+    scores: ScoreScale::One,
+    windows: LayerWindows::Sliding {
+        pattern: last_of(6),
+        rope: WindowedRope::Own(10_000.0),
+    },
+    mixtures: Mixtures::WithDense(Mixture {
+        gate: ExpertGate::Activation(Activation::GeluTanh),
+        ..SOFTMAX_OF_CHOSEN
+    }),
+    per_layer: PerLayer::InputsAndScales,
+    soft_caps: SoftCaps::Logits,
+    ..GEMMA2
+};
+
+/// The layers of assistants of Gemma 4: all of them share the rows of another model.
+pub(crate) const GEMMA4_ASSISTANT: LlamaLike = LlamaLike {
+    name: "gemma4_assistant",
+    sharing: RowSharing::None,
+    ..GEMMA4
+};
+
 /// The layer of a head of EAGLE-3, which is no member: its attention reads two rows.
 pub(crate) const EAGLE3_LAYER: LlamaLike = LlamaLike {
     name: "eagle3",
@@ -322,26 +351,7 @@ const MEMBERS: &[LlamaLike] = &[
         soft_caps: SoftCaps::None,
         ..GEMMA2
     },
-    LlamaLike {
-        name: "gemma4",
-        sight: Sight::EarlierInFull,
-        qk_norm: QkNorm::PerHead,
-        values: ValueForm::NormedOrKeys,
-        sharing: RowSharing::LastLayers,
-        head_widths: HeadWidths::ByWindow,
-        scores: ScoreScale::One,
-        windows: LayerWindows::Sliding {
-            pattern: last_of(6),
-            rope: WindowedRope::Own(10_000.0),
-        },
-        mixtures: Mixtures::WithDense(Mixture {
-            gate: ExpertGate::Activation(Activation::GeluTanh),
-            ..SOFTMAX_OF_CHOSEN
-        }),
-        per_layer: PerLayer::InputsAndScales,
-        soft_caps: SoftCaps::Logits,
-        ..GEMMA2
-    },
+    GEMMA4,
     LlamaLike {
         name: "phi3",
         qkv: QkvWeights::Fused,

@@ -14,7 +14,7 @@ use kv_graph::{Activation, Graph, GraphBuilder, GraphError, GraphShape, Input, N
 use model_core::architecture::{Architecture, Model, ModelError, OutputKind};
 use model_core::blocks::{
     AltUp, AttentionBlock, AttentionValues, FeedForward, FeedForwardBlock, FeedForwardForm, Laurel,
-    LayerContext, Mixer, Norm, NormKind, PerLayerInputs, QkNorm, TOKEN_EMBEDDING,
+    LayerContext, Mixer, Norm, NormKind, PerLayerInputs, QkNorm, RowsOf, TOKEN_EMBEDDING,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
@@ -268,7 +268,7 @@ fn layers(
 /// The memory of each layer.
 fn memory(layers: &[Layer]) -> LayerMap {
     let of = |layer: &Layer| match layer.attention.rows_of {
-        Some(owner) => LayerMemory::SharedWith(owner),
+        Some(owner) => LayerMemory::SharedWith(owner.layer()),
         None => LayerMemory::Attention(layer.attention.memory()),
     };
     LayerMap::new(layers.iter().map(of).collect())
@@ -361,7 +361,7 @@ impl Architecture for Gemma3nArchitecture {
         let sparse = Some(1.644_853_6);
         let mut layers = vec![windowed(sparse), full(sparse), windowed(None), full(None)];
         for (layer, owner) in layers.iter_mut().skip(2).zip(0u32..) {
-            layer.attention.rows_of = Some(LayerIdx(owner));
+            layer.attention.rows_of = Some(RowsOf::Earlier(LayerIdx(owner)));
         }
         Ok(Arc::new(Gemma3n {
             vocab,

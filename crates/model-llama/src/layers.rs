@@ -8,7 +8,7 @@ use kv_graph::rope::{RopeScaling, RopeSpec};
 use kv_graph::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    AttentionBlock, AttentionValues, LayerScale, Norm, PER_LAYER_EMBEDDING, PerLayerInputs,
+    AttentionBlock, AttentionValues, LayerScale, Norm, PER_LAYER_EMBEDDING, PerLayerInputs, RowsOf,
 };
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
@@ -130,7 +130,7 @@ impl LlamaLike {
                 );
                 return Err(hyper.wrong(SHARED_LAYERS, reason));
             };
-            block.rows_of = Some(LayerIdx(owner));
+            block.rows_of = Some(RowsOf::Earlier(LayerIdx(owner)));
         }
         Ok(())
     }

@@ -2,7 +2,8 @@
 //!
 //! A member specifies what cannot be read from its files: how its positions rotate, which biases
 //! and norms its blocks have, which layers see a window. Invariant: no member of the table has code
-//! of its own here; Gemma 3n, which is wired otherwise, and heads of EAGLE-3 are modules. Knows
+//! of its own here; Gemma 3n, which is wired otherwise, heads of EAGLE-3 and assistants of
+//! Gemma 4 are modules. Knows
 //! nothing of devices or memories.
 //!
 //! ```
@@ -20,6 +21,7 @@ mod factors;
 mod family;
 mod further;
 mod gemma3n;
+mod gemma4_assistant;
 mod hf;
 mod latent;
 mod layers;
@@ -44,6 +46,7 @@ pub fn register(registry: &mut Registry) {
     }
     registry.register(gemma3n::Gemma3nArchitecture);
     registry.register_head(eagle3::Eagle3);
+    registry.register_head(gemma4_assistant::Gemma4Assistant);
     for class in hf::classes() {
         registry.register_hf(*class);
     }

@@ -126,6 +126,6 @@ pub use data::view::{
 pub use data::work::{Shift, StepPlan, StoredPrefix, Swap, Work};
 pub use scheduler::Scheduler;
 pub use speculate::{
-    DEFAULT_DRAFT, DraftLength, DraftTimes, Drafter, HeadLength, MAX_DRAFT, MAX_HEAD_DRAFT,
-    NgramLookup, Repetition, Speculated, Speculation, SpeculationOff,
+    DEFAULT_DRAFT, DraftCosts, DraftLength, DraftedBy, Drafter, HeadLength, MAX_DRAFT,
+    MAX_HEAD_DRAFT, NgramLookup, Repetition, Speculated, Speculation, SpeculationOff, USUAL_RATE,
 };

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod exchanged;
+mod heads;
 mod on_gpus;
 mod references;
 mod refused;

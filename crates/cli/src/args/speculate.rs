@@ -31,8 +31,8 @@ pub(crate) struct SpeculationArgs {
     #[arg(long, value_name = "N", default_value_t = 16,
           value_parser = clap::value_parser!(u32).range(1..=MAX_DRAFT as i64))]
     draft_max: u32,
-    /// A smaller model with the same vocabulary, which drafts with --speculate draft, or a head of
-    /// EAGLE-3 for the model: GGUF file, directory or name
+    /// A smaller model with the same vocabulary, which drafts with --speculate draft, or a head for
+    /// the model (EAGLE-3, an assistant of Gemma 4): GGUF file, directory or name
     #[arg(long, visible_alias = "model-draft", value_name = "MODEL")]
     draft_model: Option<PathBuf>,
 }
@@ -186,9 +186,8 @@ impl SpeculationArgs {
     fn check_head(&self, has_head: Result<bool, ModelError>, label: &str) -> anyhow::Result<()> {
         match (self.speculate, has_head) {
             (SpeculationName::Head, Ok(false)) => usage(format!(
-                "--speculate head needs a file with a head that drafts, and {label} has none, or has \
-                 adapters, with which heads do not draft: choose lookup, or draft with \
-                 --draft-model MODEL"
+                "--speculate head needs a file with a head that drafts, and {label} has none: choose \
+                 lookup, or draft with --draft-model MODEL"
             )),
             (SpeculationName::Head, Err(error)) => {
                 Err(anyhow::Error::new(error).context(format!("the head of {label}")))

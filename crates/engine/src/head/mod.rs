@@ -1,25 +1,29 @@
 //! [`Head`]: the layer of a model that drafts, next to the model itself on the same memory.
 //!
-//! After each ubatch of the model the head stores its keys and values of the same tokens, in the
-//! same cells. Drafting takes tokens into a copy of the memory, of which nothing is left: the head
+//! Behind each ubatch of the model the head stores its keys and values of the same tokens, in the
+//! same cells; those of single tokens later, of several together. Drafting takes tokens into a copy of the memory, of which nothing is left: the head
 //! writes its own rows of free cells alone. Invariant: whatever is drafted, neither the memory nor
 //! any other layer's row has changed. Knows no text.
 
+mod pending;
+mod stores;
 mod tails;
 
 use std::sync::Arc;
 
-use kv_backend::{Backend, CancelFlag};
+use kv_backend::{Backend, CancelFlag, GraphInputs, GraphOutputs};
 use kv_core::batch::{Batch, UBatch, validate_with};
-use kv_core::memory::{Memory, MemoryInputs, PartInputs};
+use kv_core::memory::{Memory, MemoryInputs, PartInputs, RowsWritten};
 use kv_core::{Pos, SeqId, TokenId};
-use kv_graph::GraphShape;
-use model_core::architecture::Model;
+use kv_graph::{Graph, GraphShape, Input, Op};
+use model_core::architecture::{HeadReading, HeadRows, Model, ModelError};
 
+use self::pending::{MAX_PENDING, PendingRows};
+use self::stores::stores_alone;
 use self::tails::Tails;
 use crate::decode::Engine;
 use crate::error::EngineError;
-use crate::runner::{FailedStep, RowsOut, Runner};
+use crate::runner::{FailedStep, ProgramKey, RowsOut, Runner};
 use crate::sampler::likeliest;
 
 /// The layer of a model that drafts.
@@ -30,6 +34,22 @@ pub(crate) struct Head {
     pub(crate) before: Vec<f32>,
     /// The part of the memory that its tokens see, where that is less than what the model's see.
     pub(crate) parts: Vec<PartInputs>,
+    pub(crate) pending: PendingRows,
+    /// The storing of its keys and values.
+    pub(crate) storing: Storing,
+    /// What storing gives: nothing.
+    stored: GraphOutputs,
+}
+
+/// The time at which a head stores its keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Storing {
+    /// With each ubatch, by its whole graph: its layer has a state.
+    WithStates,
+    /// With each ubatch.
+    AtOnce,
+    /// When they are needed.
+    Later,
 }
 
 /// A text that a head drafts for: [`Engine::draft_with_head`].
@@ -57,36 +77,51 @@ struct Job {
 }
 
 impl Head {
-    pub(crate) fn new(model: Arc<dyn Model>) -> Self {
+    /// The head of a model, whose graph is like this one.
+    pub(crate) fn new(model: Arc<dyn Model>, graph: &Graph) -> Self {
+        let mut nodes = graph.nodes().iter();
+        let has_states = nodes.any(|node| node.op == Op::Input(Input::States));
         Self {
             tails: Tails::new(model.embedding_dim()),
             model,
             before: Vec::new(),
             parts: Vec::new(),
+            pending: PendingRows::default(),
+            storing: if has_states {
+                Storing::WithStates
+            } else {
+                Storing::AtOnce
+            },
+            stored: GraphOutputs::default(),
         }
     }
 
     /// Takes what the model's tokens see of a ubatch, of which its own see what begins at their
-    /// first position.
-    fn see(&mut self, parts: &[PartInputs]) {
-        let first = self.model.head_reading().first;
+    /// first position, and not themselves where it stores nothing.
+    fn see(&mut self, parts: &[PartInputs], positions: &[u32]) {
+        let HeadReading { first, rows, .. } = self.model.head_reading();
         self.parts.clear();
-        if first == Pos(0) {
+        if first == Pos(0) && rows == HeadRows::Own {
             return;
         }
         self.parts.extend_from_slice(parts);
         let seen = self.parts.iter_mut();
         let seen = seen.flat_map(|part| [&mut part.visibility, &mut part.first]);
         let groups = seen.flat_map(|visibility| &mut visibility.groups);
-        for limits in groups.flat_map(|group| &mut group.limits) {
-            limits.first = limits.first.max(first);
+        for group in groups {
+            for (limits, &row) in group.limits.iter_mut().zip(&group.rows) {
+                limits.first = limits.first.max(first);
+                if let (HeadRows::OfModel, Some(&pos)) = (rows, positions.get(row as usize)) {
+                    limits.last = limits.last.min(Pos(pos.saturating_sub(1)));
+                }
+            }
         }
     }
 }
 
 impl<B: Backend> Runner<B> {
-    /// Has the head store its keys and values of the tokens of a ubatch that was just computed, and
-    /// keeps their final rows.
+    /// Has the head store its keys and values of the tokens of a ubatch that was just computed, now
+    /// or later, and keeps their final rows.
     pub(crate) fn store_for_head(
         &mut self,
         ubatch: &UBatch,
@@ -104,12 +139,81 @@ impl<B: Backend> Runner<B> {
         }
         let rows = self.outputs.values.get_mut(1).map(std::mem::take);
         let rows = rows.unwrap_or_default();
+        if head.model.head_reading().rows == HeadRows::OfModel {
+            head.tails.push(ubatch, &rows);
+            if let Some(place) = self.outputs.values.get_mut(1) {
+                *place = rows;
+            }
+            return Ok(());
+        }
         head.tails.rows_before(ubatch, &rows, &mut head.before);
         head.tails.push(ubatch, &rows);
         if let Some(place) = self.outputs.values.get_mut(1) {
             *place = rows;
         }
-        self.run_head(ubatch, 0, memory, cancel)
+        let n_max = MAX_PENDING.min(self.settings.n_ubatch as usize);
+        match head.storing {
+            Storing::WithStates => return self.run_head(ubatch, 0, memory, cancel),
+            Storing::Later
+                if head
+                    .pending
+                    .takes(&memory.parts, ubatch.tokens.len(), n_max) =>
+            {
+                head.pending.push(ubatch, &memory.parts, &head.before);
+                return Ok(());
+            }
+            Storing::Later | Storing::AtOnce => {}
+        }
+        self.store_pending(cancel)?;
+        if let Some(head) = &mut self.head {
+            head.pending.push(ubatch, &memory.parts, &head.before);
+            if head.storing == Storing::Later && head.pending.len() < n_max {
+                return Ok(());
+            }
+        }
+        self.store_pending(cancel)
+    }
+
+    /// Has the head store the keys and values that it has not yet.
+    pub(crate) fn store_pending(&mut self, cancel: Option<&CancelFlag>) -> Result<(), FailedStep> {
+        let Some(head) = self.head.as_mut().filter(|head| head.pending.len() > 0) else {
+            return Ok(());
+        };
+        let shape = GraphShape {
+            n_tokens: head.pending.len(),
+            n_outputs: 0,
+        };
+        let capacity = self.capacities.shape_for(shape);
+        let key = ProgramKey::of(capacity, RowsOut::Stored, 0);
+        let (backend, weights, model) = (&self.backend, &self.weights, &head.model);
+        let layout = &self.settings.layout;
+        let program = self.programs.get_or_compile(key, || {
+            let stores = stores_alone(&model.graph(capacity)?);
+            let stores = stores.map_err(ModelError::Graph)?;
+            Ok::<_, EngineError>(backend.compile(&stores, weights, layout)?)
+        });
+        let program = program.map_err(|error| FailedStep {
+            error,
+            rows: RowsWritten::No,
+        })?;
+        let pending = &head.pending;
+        let inputs = GraphInputs {
+            shape: Some(shape),
+            tokens: &pending.tokens,
+            embeddings: &pending.rows,
+            positions: &pending.positions,
+            coordinates: &pending.coordinates,
+            parts: &pending.parts,
+            cancel,
+            ..GraphInputs::default()
+        };
+        let ran = backend.run(program, &mut self.rows, &inputs, &mut head.stored);
+        ran.map_err(|error| FailedStep {
+            error: error.into(),
+            rows: RowsWritten::Perhaps,
+        })?;
+        head.pending.truncate(0);
+        Ok(())
     }
 
     /// Runs the head for the tokens of a ubatch and the rows before them.
@@ -125,7 +229,7 @@ impl<B: Backend> Runner<B> {
             n_outputs,
         };
         if let Some(head) = &mut self.head {
-            head.see(&memory.parts);
+            head.see(&memory.parts, &ubatch.positions);
         }
         let rows_kind = std::mem::replace(&mut self.rows_kind, RowsOut::Drafts);
         let result = self.run(shape, ubatch, memory, cancel);
@@ -139,23 +243,37 @@ impl<B: Backend> Runner<B> {
             return;
         };
         let (n_vocab, dim) = (head.model.vocab_size(), head.model.embedding_dim());
-        let known = head.model.head_reading().tokens;
+        let HeadReading {
+            tokens: known,
+            groups,
+            ..
+        } = head.model.head_reading();
+        let n_groups = groups.map_or(0, |groups| groups.n_groups);
+        let of_groups = self.outputs.values.get(2).map_or(&[][..], Vec::as_slice);
         let rows = rows.chunks_exact(dim.max(1));
         let logits = logits.chunks_exact(n_vocab.max(1));
-        for ((&entry, logits), row) in ubatch.entries.iter().zip(logits).zip(rows) {
+        let each = ubatch.entries.iter().zip(logits).zip(rows);
+        for (at, ((&entry, logits), row)) in each.enumerate() {
             let Some(job) = jobs.get_mut(entry as usize) else {
                 continue;
             };
-            match likeliest(logits) {
-                Ok(candidate) => {
-                    let named = known.and_then(|known| known.get(candidate.token.0 as usize));
-                    job.token = named.copied().unwrap_or(candidate.token);
+            let best = match groups {
+                None => likeliest(logits).ok().map(|candidate| candidate.token),
+                Some(groups) => {
+                    let own = of_groups.get(at * n_groups..(at + 1) * n_groups);
+                    groups.likeliest(own.unwrap_or_default(), logits)
+                }
+            };
+            match best {
+                Some(token) => {
+                    let named = known.and_then(|known| known.get(token.0 as usize));
+                    job.token = named.copied().unwrap_or(token);
                     job.drafted.push(job.token);
                     job.row.clear();
                     job.row.extend_from_slice(row);
                 }
                 // Not a number: nothing more is drafted.
-                Err(_) => job.n = 0,
+                None => job.n = 0,
             }
         }
     }
@@ -165,6 +283,21 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// True if the model was loaded with a head that drafts.
     pub fn has_head(&self) -> bool {
         self.runner.head.is_some()
+    }
+
+    /// Has the head store what it has not stored yet, before rows are read.
+    pub(crate) fn complete_rows(&mut self) -> Result<(), EngineError> {
+        let stored = self.runner.store_pending(None);
+        stored.map_err(|failed| failed.error)
+    }
+
+    /// Has the head store keys and values of further steps when they are needed, or with each step.
+    pub(crate) fn set_storing(&mut self, storing: Storing) {
+        if let Some(head) = &mut self.runner.head
+            && head.storing != Storing::WithStates
+        {
+            head.storing = storing;
+        }
     }
 
     /// Drafts for several texts in common batches: for each the tokens that may follow its last
@@ -179,13 +312,24 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         cancel: &CancelFlag,
     ) -> Result<Vec<Vec<TokenId>>, EngineError> {
         let mut drafted = vec![Vec::new(); turns.len()];
+        let stored = self.runner.store_pending(Some(cancel));
+        stored.map_err(|failed| failed.error)?;
         let mut memory = self.memory.clone();
         let turns = turns.iter().enumerate();
         let mut jobs: Vec<Job> = turns
             .filter_map(|(number, turn)| self.begin_draft(number, turn))
             .collect();
         let mut inputs = MemoryInputs::default();
+        let rows = self
+            .runner
+            .head
+            .as_ref()
+            .map(|head| head.model.head_reading().rows);
         while !jobs.is_empty() {
+            if rows == Some(HeadRows::OfModel) {
+                // Each of its tokens stands where the first did.
+                memory = self.memory.clone();
+            }
             let mut batch = Batch::new();
             for job in &jobs {
                 let entry = batch.push_token(job.token);

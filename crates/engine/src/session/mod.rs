@@ -52,6 +52,7 @@ use crate::sampler;
 mod blocks;
 mod choices;
 mod config;
+mod draft_times;
 mod drafts;
 mod error;
 mod frame;
@@ -93,7 +94,7 @@ pub use watch::{FRAME_TIME, MAX_EVENTS, Update, Watcher};
 
 use blocks::BlockTable;
 pub(crate) use config::micros;
-use drafts::HeadTimes;
+use drafts::DraftKnowledge;
 pub(crate) use intake::{Intake, Submission};
 use intake::{LongContextLimits, QueueSize};
 pub(crate) use pieces::text_of;
@@ -149,8 +150,8 @@ pub struct Session<B: Backend, M: Memory + Clone = Composite> {
     tower: Option<Tower>,
     recorder: Recorder,
     started: Instant,
-    /// The times that drafts of the head take.
-    head_times: HeadTimes,
+    /// What drafts cost and bring.
+    drafts: DraftKnowledge,
 }
 
 impl<B: Backend, M: Memory + Clone> Session<B, M> {
@@ -266,7 +267,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             tower,
             recorder,
             started: Instant::now(),
-            head_times: HeadTimes::default(),
+            drafts: DraftKnowledge::default(),
         })
     }
 
@@ -327,6 +328,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let plan = self.scheduler.next(self.now(), self.engine.memory());
         self.take_outcomes(plan.outcomes);
         self.record_notes();
+        if !matches!(plan.work, Work::Edit(_) | Work::Decode { .. }) {
+            self.drafts.times.interrupt();
+        }
         match plan.work {
             Work::Idle if self.serve_store() => {}
             Work::Idle => return Activity::Idle,

@@ -148,6 +148,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// [`ServiceError::NotParked`]; also where others needed its room.
     pub fn parked(&mut self, text: &TextStream) -> Result<SeqTokens, ServiceError> {
         self.finish_all_edits();
+        // The caller reads rows.
+        self.engine.complete_rows()?;
         let request = text.id();
         let live = self.parked.get(&request);
         match (live, self.scheduler.parked(request)) {

@@ -117,6 +117,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             state_type: None,
         };
         let mut out = BufWriter::with_capacity(PIECE, out);
+        self.engine.complete_rows()?;
         self.engine
             .save_state_with_note(&options, &note, &mut out)?;
         let flushed = out.flush();

@@ -42,6 +42,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         };
         let note = self.swapped.next_note();
         let mut out = self.swapped.writer(limit);
+        self.engine.complete_rows()?;
         self.engine
             .save_state_with_note(&options, &note, &mut out)?;
         let bytes = out.into_bytes();

@@ -15,7 +15,7 @@ use kv_core::{Pos, SeqId};
 
 use super::Session;
 use super::config::micros;
-use super::drafts::learn_from_drafts;
+use super::drafts::{DraftKnowledge, learn_from_drafts};
 use super::frame::EventKind;
 use super::text::LiveText;
 use crate::completion::OutputRow;
@@ -165,7 +165,13 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                 let now = micros(self.started.elapsed());
                 self.recorder.record(now, EventKind::FirstToken { request });
             };
-            choose_tokens(step, rows, &mut self.texts, on_first_token)
+            choose_tokens(
+                step,
+                rows,
+                &mut self.texts,
+                &mut self.drafts,
+                on_first_token,
+            )
         });
         match computed {
             Ok(rows) => {
@@ -177,7 +183,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                         }
                     }
                 }
-                self.head_times.take_step(step, began.elapsed());
+                let by = self.drafts.last;
+                self.drafts.times.take_step(step, by, Instant::now());
                 let took = micros(began.elapsed());
                 if let Some(store) = &mut self.store {
                     store.learn_step(step.batch.len(), began.elapsed());
@@ -300,6 +307,7 @@ fn choose_tokens(
     step: &Step,
     rows: StepRows<'_>,
     texts: &mut BTreeMap<RequestId, LiveText>,
+    drafts: &mut DraftKnowledge,
     mut on_first_token: impl FnMut(RequestId),
 ) -> Vec<RowReport> {
     let reports = step.report(|row| {
@@ -320,6 +328,6 @@ fn choose_tokens(
             }
         }
     });
-    learn_from_drafts(step, &reports, texts);
+    learn_from_drafts(step, &reports, texts, drafts);
     reports
 }

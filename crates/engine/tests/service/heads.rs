@@ -55,8 +55,8 @@ fn with_model(case: &Case, model: Arc<dyn Model>, weights: Arc<dyn WeightSource>
 }
 
 /// A model of random weights, without and with a head that is a file of its own.
-fn with_own_head(head: &str, folder: &Path) -> [Case; 2] {
-    let case = of_recipe(&Recipe::named("llama_gqa_untied"));
+fn with_own_head(model: &str, head: &str, folder: &Path) -> [Case; 2] {
+    let case = of_recipe(&Recipe::named(model));
     let recipe = Recipe::open(&model_tests::fixture("heads").join(head));
     let own = own_head(&recipe, &folder.join(head), &registry());
     let joined = own.join(&*case.model, case.weights.clone(), &registry());
@@ -65,14 +65,16 @@ fn with_own_head(head: &str, folder: &Path) -> [Case; 2] {
     [case, with]
 }
 
-/// Models without and with a head: trained with it, of full attention, a hybrid, and one whose head
-/// is a file of its own.
-fn all(folder: &Path) -> [[Case; 2]; 4] {
+/// Models without and with a head: trained with it, of full attention, a hybrid, one whose head is
+/// a file of its own, and one whose head attends over its rows.
+fn all(folder: &Path) -> [[Case; 2]; 5] {
     let [trained, full, hybrid] = [stories_head(), tiny("glm4_moe"), tiny("qwen3_5")].map(|case| {
         let with = headed(&case);
         [case, with]
     });
-    [trained, full, hybrid, with_own_head("eagle3", folder)]
+    let own = with_own_head("llama_gqa_untied", "eagle3", folder);
+    let sharing = with_own_head("gemma4_e", "gemma4_assistant", folder);
+    [trained, full, hybrid, own, sharing]
 }
 
 /// A request of a text that is long enough to be drafted for, greedy or at 0.8.
@@ -158,7 +160,17 @@ fn texts_are_the_same_with_a_hybrid() {
 fn texts_are_the_same_with_heads_of_other_files() {
     let folder = tempfile::tempdir().unwrap();
     for head in ["eagle3", "eagle3_normed"] {
-        let [without, with] = with_own_head(head, folder.path());
+        let [without, with] = with_own_head("llama_gqa_untied", head, folder.path());
+        check_with(&without, &with);
+    }
+}
+
+/// Their windows are shorter than the texts.
+#[test]
+fn texts_are_the_same_with_assistants() {
+    let folder = tempfile::tempdir().unwrap();
+    for head in ["gemma4_assistant", "gemma4_assistant_ordered"] {
+        let [without, with] = with_own_head("gemma4_e", head, folder.path());
         check_with(&without, &with);
     }
 }

@@ -35,6 +35,7 @@ macro_rules! for_each_memory {
 
 mod blocks;
 mod draft_model;
+mod draft_speed;
 mod drafted;
 mod each_call;
 mod fleet;

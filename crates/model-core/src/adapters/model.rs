@@ -11,7 +11,8 @@ use kv_graph::{Graph, GraphShape};
 
 use super::graph::Products;
 use super::{AdapterError, Adapters, n_active};
-use crate::architecture::{Model, ModelError, OutputKind, SourceEncoder};
+use crate::architecture::{LayerRows, Model, ModelError, OutputKind, SourceEncoder};
+use crate::blocks::DraftHead;
 
 /// A model with adapters, for tokens of which none has more than some.
 #[derive(Debug)]
@@ -109,6 +110,23 @@ impl Model for AdaptedModel {
 
     fn without_head(&self) -> Option<Arc<dyn Model>> {
         self.other(self.model.without_head())
+    }
+
+    fn with_draft_head(&self) -> Option<Arc<dyn Model>> {
+        self.other(self.model.with_draft_head())
+    }
+
+    /// The model's own: what it reads of the model is the work of the adapters already.
+    fn draft_head(&self) -> Option<Arc<dyn Model>> {
+        self.model.draft_head()
+    }
+
+    fn layer_rows(&self) -> Option<LayerRows> {
+        self.model.layer_rows()
+    }
+
+    fn with_own_head(&self, head: DraftHead) -> Option<Arc<dyn Model>> {
+        self.other(self.model.with_own_head(head))
     }
 
     fn of_rows(&self) -> Option<Arc<dyn Model>> {

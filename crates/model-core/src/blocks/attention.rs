@@ -3,15 +3,15 @@
 //!
 //! Grouped-query attention: Ainslie et al., arXiv 2305.13245. Does not know the layers around.
 
+use kv_core::Window;
 use kv_core::layers::AttentionMemory;
-use kv_core::{LayerIdx, Window};
 use kv_graph::rope::{RopeSections, RopeSpec};
 use kv_graph::{
     Activation, Affine, Alibi, AttendSpec, Attention, DistanceBuckets, DistanceScores, Distances,
     GraphBuilder, GraphError, Input, NodeId, NormGain, PositionScale, RowGain,
 };
 
-use super::{Adapter, LayerContext, OutputGate, OutputName, OutputNorm};
+use super::{Adapter, LayerContext, OutputGate, OutputName, OutputNorm, RowsOf};
 
 /// The projections that have a bias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -126,9 +126,9 @@ pub struct AttentionBlock {
     pub qk_norm: QkNorm,
     /// The values of the attention.
     pub values: AttentionValues,
-    /// The earlier layer whose rows it attends over, where it has none of its own: it projects
-    /// queries alone, by a matrix of their own.
-    pub rows_of: Option<LayerIdx>,
+    /// The layer whose rows it attends over, where it has none of its own: it projects queries
+    /// alone, by a matrix of their own.
+    pub rows_of: Option<RowsOf>,
     /// Added to the mean square in these norms.
     pub norm_eps: f32,
     /// Rotation of queries and keys, where they rotate.
@@ -181,7 +181,6 @@ struct Projections {
 }
 
 /// The outputs of heads, and the gate on them where there is one: `[tokens, heads * dim]` each.
-/// `[tokens, heads * dim]` each.
 struct AttendedHeads {
     out: NodeId,
     gate: Option<NodeId>,
@@ -250,12 +249,18 @@ impl AttentionBlock {
         let LayerContext { layer, part, .. } = at;
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
         let dim = self.out_dim.unwrap_or(dim);
+        let window = self.window;
+        let seen = Input::Visibility { part, window };
         let (q, gate, stored) = match self.rows_of {
             Some(owner) => {
                 let [query, ..] = self.projections();
                 let flat = self.project_one(b, x, query)?;
                 let (q, gate) = self.queries(b, flat)?;
-                (self.scale_queries(b, q)?, gate, b.stored(owner)?)
+                let stored = match owner {
+                    RowsOf::Earlier(layer) => b.stored(layer)?,
+                    RowsOf::OtherGraph(_) => b.input(seen)?,
+                };
+                (self.scale_queries(b, q)?, gate, stored)
             }
             None => {
                 let Projections {
@@ -266,9 +271,7 @@ impl AttentionBlock {
                 (q, gate, b.store_kv("kv_store", layer, [k, v, cells])?)
             }
         };
-        let window = self.window;
-        let visibility = b.input(Input::Visibility { part, window })?;
-        let rows = [q, stored, visibility];
+        let rows = [q, stored, b.input(seen)?];
         let out = match self.relative {
             RelativeAttention::Biases { buckets, weight } => {
                 let scores = DistanceScores::SharedWeight(weight);

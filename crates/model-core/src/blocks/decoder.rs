@@ -98,6 +98,16 @@ pub enum LayerScale {
     Learnt,
 }
 
+impl LayerScale {
+    /// The rows behind a layer, scaled.
+    pub(super) fn build(self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
+        match self {
+            Self::None => Ok(x),
+            Self::Learnt => b.gain("l_scaled", x, RowGain::One("layer_output_scale.weight")),
+        }
+    }
+}
+
 /// Factors that a model was trained with, where it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Multipliers {
@@ -195,7 +205,7 @@ impl Decoder {
     /// The memory of each layer, that of the head that drafts among them, and behind the layers,
     /// where there are indexers, the keys of each layer's.
     pub fn memory(&self) -> LayerMap {
-        let head = self.draft_head.iter().map(|head| &head.layer);
+        let head = self.draft_head.iter().flat_map(|head| &head.layers);
         let layers = self.layers.iter().chain(head);
         let mixers = || layers.clone().map(|layer| &layer.mixer);
         let mut memory: Vec<LayerMemory> = mixers().map(Mixer::memory).collect();
@@ -288,12 +298,7 @@ impl Decoder {
                 let gated = own.gated(b, at, inputs, x)?;
                 x = b.add("per_layer_added", x, gated)?;
             }
-            x = match layer.scale {
-                LayerScale::None => x,
-                LayerScale::Learnt => {
-                    b.gain("l_scaled", x, RowGain::One("layer_output_scale.weight"))?
-                }
-            };
+            x = layer.scale.build(b, x)?;
             if let Some(given) = deep.filter(|_| number < self.deep_rows) {
                 let start = (1 + number) * self.dim;
                 let added = b.columns("deep_rows", given, start..start + self.dim)?;
@@ -323,7 +328,8 @@ impl Decoder {
     /// The place of the layer of this number, of which all rows pass.
     pub(super) fn place_of(&self, number: usize) -> LayerContext {
         let index = |at| LayerIdx(u32::try_from(at).unwrap_or(u32::MAX));
-        let n_layers = self.layers.len() + self.draft_head.iter().len();
+        let n_of_head = self.draft_head.as_ref().map_or(0, |head| head.layers.len());
+        let n_layers = self.layers.len() + n_of_head;
         LayerContext {
             layer: index(number),
             index_layer: index(n_layers + number),
@@ -525,7 +531,7 @@ pub(super) fn wanted_rows(b: &mut GraphBuilder) -> Result<Option<NodeId>, GraphE
 }
 
 /// `x`, times the factor where there is one.
-fn scaled(
+pub(super) fn scaled(
     b: &mut GraphBuilder,
     name: &str,
     x: NodeId,

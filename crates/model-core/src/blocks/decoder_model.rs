@@ -4,12 +4,14 @@
 use std::sync::Arc;
 
 use kv_backend::CustomOps;
-use kv_core::layers::LayerMap;
-use kv_core::{Causality, Pos};
+use kv_core::layers::{LayerMap, LayerMemory};
+use kv_core::{Causality, LayerIdx, Pos};
 use kv_graph::{Graph, GraphShape};
 
-use super::{Decoder, DecoderRows, DraftHead, FusedHead};
-use crate::architecture::{HeadReading, LayerRows, MaskPlace, Model, OutputKind};
+use super::{Decoder, DecoderLayer, DecoderRows, DraftHead, FusedHead};
+use crate::architecture::{
+    HeadReading, HeadRows, LayerRows, MaskPlace, Model, OutputKind, RowOwner,
+};
 use crate::error::ModelError;
 
 /// The first position of a text whose token has one before it.
@@ -81,6 +83,19 @@ impl DecoderModel {
     /// Its settings.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
+    }
+
+    /// The layers that have keys and values of their own.
+    fn owners(&self) -> Vec<RowOwner> {
+        let layers = (0u32..).zip(&self.decoder.layers);
+        let owner = |(at, layer): (u32, &DecoderLayer)| match layer.mixer.memory() {
+            LayerMemory::Attention(memory) => Some(RowOwner {
+                layer: LayerIdx(at),
+                memory,
+            }),
+            _ => None,
+        };
+        layers.filter_map(owner).collect()
     }
 
     /// The head that reads rows of several layers, where this is one.
@@ -175,6 +190,7 @@ impl Model for DecoderModel {
             dim: self.decoder.dim,
             vocab: self.decoder.vocab,
             output_weight: self.decoder.output_weight.clone(),
+            owners: self.owners(),
         })
     }
 
@@ -184,12 +200,24 @@ impl Model for DecoderModel {
     }
 
     fn head_reading(&self) -> HeadReading<'_> {
-        match self.fused() {
-            None => HeadReading::default(),
-            Some(fused) => HeadReading {
+        if let Some(fused) = self.fused() {
+            return HeadReading {
                 tokens: fused.tokens.as_deref(),
                 first: FIRST_WITH_ROW,
+                ..HeadReading::default()
+            };
+        }
+        let head = self.decoder.draft_head.as_ref();
+        match head
+            .filter(|_| self.head == Head::Draft)
+            .and_then(DraftHead::sharing)
+        {
+            Some(sharing) => HeadReading {
+                groups: sharing.groups.as_ref(),
+                rows: HeadRows::OfModel,
+                ..HeadReading::default()
             },
+            None => HeadReading::default(),
         }
     }
 

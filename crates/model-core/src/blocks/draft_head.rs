@@ -4,22 +4,23 @@
 //! For a token it reads the token's embedding and the final row of the token before, each normed,
 //! side by side, through one matrix and one layer of the decoder's kind. Its rows have the place of
 //! the final rows again, so it can go on from its own. Or it reads rows of several layers, see
-//! [`FusedHead`]. Invariant: what it stores of a token depends on that token and those before it
-//! alone. Knows no architecture by name.
+//! [`FusedHead`], or attends over the model's own keys and values, see [`SharingHead`]. Invariant:
+//! what it stores of a token depends on that token and those before it alone. Knows no architecture by name.
 
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphBuilder, GraphError, GraphShape, Input};
 
 use super::decoder::{TOKEN_EMBEDDING, wanted_rows};
-use super::{Decoder, DecoderLayer, FusedHead, LayerContext};
+use super::{Decoder, DecoderLayer, FusedHead, LayerContext, SharingHead};
 use crate::error::ModelError;
 use crate::hyperparameters::{Hyperparameters, optional_weight};
 
 /// The layer that predicts the token after the next one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DraftHead {
-    /// The layer, whose number is that behind the decoder's last.
-    pub layer: DecoderLayer,
+    /// Its layers, whose numbers are those behind the decoder's last: one, but of heads that share
+    /// the model's rows.
+    pub layers: Vec<DecoderLayer>,
     /// Name of its embedding matrix.
     pub embedding: String,
     /// Name of the norm behind the layer, without `.weight`.
@@ -38,6 +39,8 @@ pub enum DraftInput {
     Final,
     /// Those of several layers, fused.
     Fused(FusedHead),
+    /// Those behind its last norm, and its keys and values.
+    Sharing(Box<SharingHead>),
 }
 
 impl DraftHead {
@@ -66,7 +69,7 @@ impl DraftHead {
             name.map_or_else(|| other.to_owned(), |name| format!("{name}.weight"))
         };
         Ok(Some(Self {
-            layer,
+            layers: vec![layer],
             embedding: matrix(own("embed_tokens")?, TOKEN_EMBEDDING),
             last_norm: own("shared_head_norm")?.unwrap_or_else(|| "output_norm".to_owned()),
             output_weight: matrix(own("shared_head_head")?, output_weight),
@@ -77,8 +80,16 @@ impl DraftHead {
     /// Its settings as one that reads rows of several layers.
     pub(super) fn fused(&self) -> Option<&FusedHead> {
         match &self.input {
-            DraftInput::Final => None,
+            DraftInput::Final | DraftInput::Sharing(_) => None,
             DraftInput::Fused(fused) => Some(fused),
+        }
+    }
+
+    /// Its settings as one that attends over the model's keys and values.
+    pub(super) fn sharing(&self) -> Option<&SharingHead> {
+        match &self.input {
+            DraftInput::Final | DraftInput::Fused(_) => None,
+            DraftInput::Sharing(sharing) => Some(sharing),
         }
     }
 
@@ -86,8 +97,10 @@ impl DraftHead {
     /// those before them: logits and final rows of the wanted tokens. Where none are wanted it only
     /// stores keys and values.
     pub(super) fn graph(&self, decoder: &Decoder, shape: GraphShape) -> Result<Graph, GraphError> {
-        if let DraftInput::Fused(fused) = &self.input {
-            return fused.graph(self, decoder, shape);
+        match &self.input {
+            DraftInput::Final => {}
+            DraftInput::Fused(fused) => return fused.graph(self, decoder, shape),
+            DraftInput::Sharing(sharing) => return sharing.graph(self, decoder, shape),
         }
         let mut b = GraphBuilder::new(shape);
         let (norm, dim) = (decoder.norm, decoder.dim);
@@ -98,14 +111,16 @@ impl DraftHead {
             output_rows: wanted_rows(&mut b)?,
             ..decoder.place_of(decoder.layers.len())
         };
-        let x = {
+        let mut x = {
             let b = &mut b.scope(at.layer);
             let embedded = norm.build(b, "head_enorm", embedded, "nextn.enorm")?;
             let rows = norm.build(b, "head_hnorm", rows, "nextn.hnorm")?;
             let both = b.concat("head_both", embedded, rows)?;
-            let x = b.linear("head_inp", both, "nextn.eh_proj.weight", dim)?;
-            decoder.layer(b, at, &self.layer, [x, x])?
+            b.linear("head_inp", both, "nextn.eh_proj.weight", dim)?
         };
+        for layer in &self.layers {
+            x = decoder.layer(&mut b.scope(at.layer), at, layer, [x, x])?;
+        }
         let rows = norm.build(&mut b, "head_norm", x, &self.last_norm)?;
         let logits = b.linear("head_output", rows, &self.output_weight, decoder.vocab)?;
         b.finish(&[logits, rows])

@@ -98,21 +98,22 @@ impl FusedHead {
             let embedded = norm.build(b, "head_enorm", embedded, "attn_norm")?;
             let normed = norm.build(b, "head_hnorm", fused, "attn_norm_2")?;
             let both = b.concat("head_both", embedded, normed)?;
-            let mixed = head.layer.mixer.build(b, at, both)?;
             let residual = match self.residual {
                 HeadResidual::Fused => fused,
                 HeadResidual::Normed => normed,
             };
-            let residual = at.take_rows(b, "inpL_rows", residual)?;
-            let x = b.add("ffn_inp", mixed, residual)?;
-            match &head.layer.feed_forward {
-                None => x,
-                Some(feed_forward) => {
+            let mut x = residual;
+            for layer in &head.layers {
+                let mixed = layer.mixer.build(b, at, both)?;
+                x = at.take_rows(b, "inpL_rows", x)?;
+                x = b.add("ffn_inp", mixed, x)?;
+                if let Some(feed_forward) = &layer.feed_forward {
                     let normed = norm.build(b, "ffn_norm", x, "ffn_norm")?;
                     let fed = feed_forward.build(b, normed, x)?;
-                    b.add("l_out", fed, x)?
+                    x = b.add("l_out", fed, x)?;
                 }
             }
+            x
         };
         let normed = norm.build(&mut b, "head_norm", x, &head.last_norm)?;
         let logits = b.linear("head_output", normed, &head.output_weight, self.vocab)?;

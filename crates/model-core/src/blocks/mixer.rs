@@ -37,7 +37,7 @@ impl Mixer {
     pub fn memory(&self) -> LayerMemory {
         match self {
             Self::Attention(attention) => match attention.rows_of {
-                Some(owner) => LayerMemory::SharedWith(owner),
+                Some(owner) => LayerMemory::SharedWith(owner.layer()),
                 None => LayerMemory::Attention(attention.memory()),
             },
             Self::Latent(latent) => LayerMemory::Latent(latent.memory()),

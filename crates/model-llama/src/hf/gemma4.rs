@@ -35,7 +35,7 @@ pub(super) const TOWERS: &[&str] = &[
 const GEMMA4: HfClass = HfClass {
     name: "Gemma4ForCausalLM",
     architecture: "gemma4",
-    keys: &[RMS_EPS, KEYS],
+    keys: &[RMS_EPS, DECODER, KEYS],
     tensors: &[
         EMBEDDINGS,
         NORMS,
@@ -55,7 +55,8 @@ const GEMMA4: HfClass = HfClass {
     ..LLAMA
 };
 
-const KEYS: &[Key] = &[
+/// What assistants have, too.
+pub(super) const DECODER: &[Key] = &[
     TRAINED_LENGTH,
     Key::All(ROW_KEYS),
     VOCAB_SIZE,
@@ -79,6 +80,9 @@ const KEYS: &[Key] = &[
     Key::With(heads),
     Key::With(windows),
     Key::With(rope),
+];
+
+const KEYS: &[Key] = &[
     Key::With(feed_forward),
     Key::With(experts),
     Key::With(per_layer_inputs),

@@ -8,6 +8,7 @@ mod eagle3;
 mod further;
 mod gemma3n;
 mod gemma4;
+mod gemma4_assistant;
 mod gpt;
 mod gpt_tensors;
 mod keys;
@@ -86,6 +87,7 @@ pub(crate) fn classes() -> impl Iterator<Item = &'static HfClass> {
         .chain(vision::CLASSES)
         .chain(diffusion::CLASSES)
         .chain(gemma4::CLASSES)
+        .chain(gemma4_assistant::CLASSES)
         .chain(gemma3n::CLASSES)
         .chain(eagle3::CLASSES)
         .chain(further::CLASSES)

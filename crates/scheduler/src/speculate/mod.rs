@@ -7,18 +7,21 @@
 //! next step.
 //!
 //! [`NgramLookup`] drafts from the text itself, [`DraftLength`] learns how many tokens are worth
-//! drafting, and [`Drafter`] combines both. Nothing in here knows a model.
+//! drafting, and [`Drafter`] combines both. Where steps are measured, [`HeadLength`] finds by
+//! [`DraftCosts`] what pays. Nothing in here knows a model.
 
 use std::fmt;
 
+mod draft_costs;
 mod draft_length;
 mod drafter;
 mod head_length;
 mod lookup;
 
+pub use draft_costs::{DraftCosts, DraftedBy};
 pub use draft_length::DraftLength;
 pub use drafter::{Drafter, Speculated};
-pub use head_length::{DraftTimes, HeadLength, MAX_HEAD_DRAFT};
+pub use head_length::{HeadLength, MAX_HEAD_DRAFT, USUAL_RATE};
 pub use lookup::{NgramLookup, Repetition};
 
 /// The most tokens that are drafted at once: the row of each is as long as the vocabulary.
@@ -97,6 +100,8 @@ pub enum SpeculationOff {
     DoesNotPay {
         /// The share of its tokens that were right of late, in percent.
         percent: u8,
+        /// The share from which on drafts would pay by the times of steps; `None` where none would.
+        needed: Option<u8>,
     },
 }
 
@@ -127,10 +132,13 @@ impl fmt::Display for SpeculationOff {
             Self::DraftModelFailed => f.write_str("the draft model failed"),
             Self::NoHead => f.write_str("the model has no head that drafts"),
             Self::HeadFailed => f.write_str("the head that drafts failed"),
-            Self::DoesNotPay { percent } => write!(
-                f,
-                "the head's tokens were right {percent} % of the time, which takes more time than it saves"
-            ),
+            Self::DoesNotPay { percent, needed } => {
+                write!(f, "the head's tokens were right {percent} % of the time, ")?;
+                match needed {
+                    Some(needed) => write!(f, "and with these steps drafts pay from {needed} % on"),
+                    None => f.write_str("and with these steps no drafts pay"),
+                }
+            }
         }
     }
 }

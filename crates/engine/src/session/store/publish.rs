@@ -330,6 +330,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             kv_type: None,
             state_type: None,
         };
+        self.engine.complete_rows()?;
         match piece.kind {
             GroupKind::Rows => {
                 let pos = |n: usize| Pos(u32::try_from(n).unwrap_or(u32::MAX));
