@@ -165,9 +165,7 @@ fn texts_with_adapters_are_the_same_with_a_head() {
 fn adapter_of_stories(files: &Files, model: &OpenModel) -> std::path::PathBuf {
     let matrix = "blk.0.attn_output.weight";
     let info = model.weights().describe(matrix).unwrap();
-    let &[n_out, n_in] = info.shape.as_slice() else {
-        panic!("{matrix} is no matrix");
-    };
+    let [n_out, n_in] = <[usize; 2]>::try_from(info.shape.as_slice()).unwrap();
     let mut adapter = GgufWriter::new();
     for (key, value) in [
         ("general.type", "adapter"),
