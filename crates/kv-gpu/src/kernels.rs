@@ -86,11 +86,13 @@ pub struct KernelSource {
     pub text: String,
     /// The files in it, each with its first line in the text, counted from 1.
     files: Vec<(&'static str, usize)>,
+    n_lines: usize,
 }
 
 impl KernelSource {
     fn push(&mut self, (name, text): (&'static str, &str)) {
-        self.files.push((name, self.text.lines().count() + 1));
+        self.files.push((name, self.n_lines + 1));
+        self.n_lines += text.lines().count();
         self.text += text;
         if !self.text.ends_with('\n') {
             self.text.push('\n');
@@ -106,7 +108,7 @@ impl KernelSource {
     pub fn place(&self, line: usize) -> Option<(&'static str, usize)> {
         let mut files = self.files.iter().rev();
         let &(file, first) = files.find(|&&(_, first)| first <= line)?;
-        (line <= self.text.lines().count()).then(|| (file, line + 1 - first))
+        (line <= self.n_lines).then(|| (file, line + 1 - first))
     }
 
     /// A compiler's messages with the places of the files: `prefix` is what the compiler calls the

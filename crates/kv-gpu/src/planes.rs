@@ -40,6 +40,17 @@ fn segments(format: BlockFormat) -> Vec<Segment> {
         BlockFormat::Q6_K => &[(0, 128), (128, 64), (192, 16), (208, 2)],
         BlockFormat::IQ4_XS => &[(8, 128), (0, 8)],
         BlockFormat::MXFP4 => &[(1, 16), (0, 1)],
+        BlockFormat::IQ1_S => &[(2, 32), (34, 16), (0, 2)],
+        BlockFormat::IQ1_M => &[(0, 32), (32, 16), (48, 8)],
+        BlockFormat::IQ2_XXS => &[(2, 64), (0, 2)],
+        BlockFormat::IQ2_XS => &[(2, 64), (66, 8), (0, 2)],
+        BlockFormat::IQ2_S => &[(2, 64), (66, 16), (0, 2)],
+        BlockFormat::IQ3_XXS => &[(2, 64), (66, 32), (0, 2)],
+        BlockFormat::IQ3_S => &[(2, 64), (66, 8), (74, 36), (0, 2)],
+        BlockFormat::TQ1_0 => &[(0, 48), (48, 4), (52, 2)],
+        BlockFormat::TQ2_0 => &[(0, 64), (64, 2)],
+        BlockFormat::Q1_0 | BlockFormat::Q2_0 => &[(2, 16), (0, 2)],
+        BlockFormat::NVFP4 => &[(4, 32), (0, 4)],
         // A format without kernels has no planes, and is refused where it is used.
         _ => &[],
     };

@@ -52,6 +52,42 @@ fn the_table_is_that_of_the_kernels() {
     }
 }
 
+/// The grids as a table that kernels share.
+fn table_of_grids(packed: &[u8]) -> String {
+    let (entries, _) = packed.as_chunks();
+    let mut text = format!(
+        "// The entries of all grids, as grids.bin of kv-core has them: two or three bits a value. Written by a test, with\n\
+         // UPDATE_TABLE=1.\n\
+         #ifndef CELLAR_GRID_TABLE\n\
+         #define CELLAR_GRID_TABLE\n\
+         TABLE(uint16_t, grid_table, {}) = {{\n",
+        entries.len()
+    );
+    for line in entries.chunks(20) {
+        let numbers = line.iter().map(|&bytes| u16::from_le_bytes(bytes));
+        let numbers: Vec<String> = numbers.map(|number| format!("{number},")).collect();
+        writeln!(text, "  {}", numbers.join(" ")).unwrap();
+    }
+    text + "};\n#endif\n"
+}
+
+#[test]
+fn kernels_have_the_grids_of_the_formats() {
+    let packed = fs::read(folder().join("../../kv-core/src/block/grids.bin")).unwrap();
+    let (path, expected) = (
+        folder().join("blocks/grid_table.h"),
+        table_of_grids(&packed),
+    );
+    if std::env::var_os("UPDATE_TABLE").is_some() {
+        return fs::write(path, expected).unwrap();
+    }
+    let written = fs::read_to_string(path).unwrap();
+    assert!(
+        written == expected,
+        "UPDATE_TABLE=1 writes kernels/blocks/grid_table.h again"
+    );
+}
+
 #[test]
 fn the_sources_are_the_files() {
     let blocks = files_of(&folder().join("blocks"), ".h");

@@ -17,7 +17,19 @@ FN void unpack_any(uint32_t format, OWN const Planes &w, uint64_t i, OWN Block &
   case 12: return unpack(Q6_K(), w, i, b);
   case 13: return unpack(IQ4_NL(), w, i, b);
   case 14: return unpack(IQ4_XS(), w, i, b);
-  default: return unpack(MXFP4(), w, i, b);
+  case 15: return unpack(MXFP4(), w, i, b);
+  case 16: return unpack(IQ1_S(), w, i, b);
+  case 17: return unpack(IQ1_M(), w, i, b);
+  case 18: return unpack(IQ2_XXS(), w, i, b);
+  case 19: return unpack(IQ2_XS(), w, i, b);
+  case 20: return unpack(IQ2_S(), w, i, b);
+  case 21: return unpack(IQ3_XXS(), w, i, b);
+  case 22: return unpack(IQ3_S(), w, i, b);
+  case 23: return unpack(TQ1_0(), w, i, b);
+  case 24: return unpack(TQ2_0(), w, i, b);
+  case 25: return unpack(Q1_0(), w, i, b);
+  case 26: return unpack(Q2_0(), w, i, b);
+  default: return unpack(NVFP4(), w, i, b);
   }
 }
 

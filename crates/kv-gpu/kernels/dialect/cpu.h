@@ -16,6 +16,7 @@
   static const sim::Registered name##_registered(#name, __FILE__, threads, name);                               \
   static void name(__VA_ARGS__)
 #define SHARED(T, x, n) T *x = (T *)sim::shared(__COUNTER__, sizeof(T) * (n))
+#define TABLE(T, x, n) static const T x[n]
 #define TID (sim::block->tid)
 #define LANE (sim::block->tid & 31u)
 #define WARP (sim::block->tid >> 5)

@@ -22,6 +22,7 @@ typedef unsigned long long uint64_t;
 #define ARGS(n, T, x) const T x
 #define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
 #define SHARED(T, x, n) __shared__ __align__(16) T x[n]
+#define TABLE(T, x, n) static __device__ const T x[n]
 #define TID (threadIdx.x)
 #define LANE (threadIdx.x & 31u)
 #define WARP (threadIdx.x >> 5)

@@ -19,6 +19,7 @@ using namespace metal;
       uint TID [[thread_index_in_threadgroup]], uint LANE [[thread_index_in_simdgroup]],            \
       uint WARP [[simdgroup_index_in_threadgroup]])
 #define SHARED(T, x, n) alignas(16) threadgroup T x[n]
+#define TABLE(T, x, n) constant T x[n]
 #define GROUP_X (kv_group.x)
 #define GROUP_Y (kv_group.y)
 #define UNROLL _Pragma("clang loop unroll(full)")

@@ -28,6 +28,7 @@ typedef ulong uint64_t;
 #define KERNEL(name, threads, ...)                                                                  \
   __kernel __attribute__((reqd_work_group_size(threads, 1, 1))) SUBGROUP void name(__VA_ARGS__)
 #define SHARED(T, x, n) __local T x[n] __attribute__((aligned(16)))
+#define TABLE(T, x, n) __constant T x[n]
 #define TID ((uint32_t)get_local_id(0))
 #define LANE ((uint32_t)get_sub_group_local_id())
 #define WARP ((uint32_t)get_sub_group_id())

@@ -22,6 +22,8 @@ fn widths(format: BlockFormat) -> &'static [usize] {
     match format.block_len() {
         1 => &[1, 37, 40, 1160],
         32 => &[32, 96, 2112],
+        64 => &[64, 192, 2112],
+        128 => &[128, 384, 2176],
         _ => &[256, 2304],
     }
 }
