@@ -1,7 +1,8 @@
 //! PTX as text: which kernels it has, the size of their thread blocks, and their parameters.
 //!
 //! A text may be several files, one after the other. Invariant: [`Ptx::module`] has one kernel and
-//! what is outside of all kernels in its file, so that the driver compiles only what is used.
+//! what is outside of all kernels in its file, without tables that it does not name, so that the
+//! driver compiles only what is used.
 //! Understands as much of PTX as nvcc writes for the kernels of kv-gpu.
 
 use std::collections::BTreeMap;
@@ -90,7 +91,18 @@ impl Ptx {
     pub(crate) fn module(&self, name: &str) -> Option<(String, Signature)> {
         let entry = self.kernels.get(name)?;
         let file = self.files.get(entry.file)?;
-        let text = format!("{file}{}", entry.text);
+        // A table that nothing else names would take memory of the device for nothing.
+        let is_used = |line: &&str| {
+            table_name(line).is_none_or(|table| {
+                entry.text.contains(table) || file.matches(table).nth(1).is_some()
+            })
+        };
+        let mut text: String = file
+            .lines()
+            .filter(is_used)
+            .flat_map(|line| [line, "\n"])
+            .collect();
+        text.push_str(&entry.text);
         Some((text, entry.signature.clone()))
     }
 
@@ -102,6 +114,12 @@ impl Ptx {
         let lines = lines.filter(|line| directives.iter().any(|d| line.starts_with(d)));
         lines.flat_map(|line| [line, "\n"]).collect()
     }
+}
+
+/// The name of the table of constants that a line declares, where it declares one.
+fn table_name(line: &str) -> Option<&str> {
+    let (declared, _) = line.strip_prefix(".global ")?.split_once('[')?;
+    declared.split(' ').next_back()
 }
 
 impl Signature {
@@ -143,6 +161,7 @@ mod tests {
 )
 .maxntid 128, 1, 1
 {
+\tmov.u64 \t%rd1, table;
 \tret;
 }
 .visible .entry second(
@@ -180,7 +199,7 @@ mod tests {
         };
         assert_eq!(first, wanted);
         let (text, second) = ptx.module("second").unwrap();
-        assert!(text.ends_with("\t{\n\t}\n\tret;\n}\n"));
+        assert!(text.ends_with("\t{\n\t}\n\tret;\n}\n") && !text.contains("table"));
         assert_eq!(
             (second.n_threads, second.parameters),
             (32, vec![Parameter::Buffer])
