@@ -13,6 +13,8 @@ use kv_core::block::BlockFormat;
 use kv_core::{KvType, SeqId, TokenId};
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
+use kv_gpu::sim::{Order, Sim};
+use kv_gpu::{GpuBackend, GpuConfig, Precision};
 use kv_graph::weights::{SharedBytes, Weight};
 use model_core::architecture::Registry;
 use model_core::gguf::GgufWriter;
@@ -107,6 +109,30 @@ fn files_of_every_format_compute_the_same_everywhere_however_split() {
         assert!(together == split, "{format}: other bits where it is split");
         let off = distance(&together, &wanted);
         assert!(off < 0.1 * largest, "{format}, int8: off by {off}");
+    }
+}
+
+/// A prompt for tensor cores, then one token and a few, with floats and as fast as possible.
+#[test]
+fn files_of_every_format_compute_the_same_on_a_gpu() {
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    let folder = tempfile::tempdir().unwrap();
+    for format in BlockFormat::ALL {
+        let path = folder.path().join(format.name());
+        write(&path, format);
+        let open = OpenModel::open(&path, &registry).unwrap();
+        let wanted = logits(on_cpu(ActivationKind::F32), &open, &[14]);
+        let largest = wanted.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        for (precision, tolerance) in [(Precision::Precise, 1e-4), (Precision::Fast, 0.1)] {
+            let device = Sim::new(Order::Forward);
+            let gpu = GpuBackend::new(device, GpuConfig { precision });
+            let off = distance(&logits(gpu, &open, &[10, 1, 3]), &wanted);
+            assert!(
+                off < tolerance * largest,
+                "{format}, {precision:?}: off by {off} of {largest}"
+            );
+        }
     }
 }
 
