@@ -232,13 +232,6 @@ pub(crate) const GEMMA4: LlamaLike = LlamaLike {
     ..GEMMA2
 };
 
-/// The layers of assistants of Gemma 4: all of them share the rows of another model.
-pub(crate) const GEMMA4_ASSISTANT: LlamaLike = LlamaLike {
-    name: "gemma4_assistant",
-    sharing: RowSharing::None,
-    ..GEMMA4
-};
-
 /// The layer of a head of EAGLE-3, which is no member: its attention reads two rows.
 pub(crate) const EAGLE3_LAYER: LlamaLike = LlamaLike {
     name: "eagle3",

@@ -19,7 +19,15 @@ use model_core::gguf::Metadata;
 use model_core::head_file::HeadWeights;
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
-use crate::family::GEMMA4_ASSISTANT;
+use crate::family::GEMMA4;
+use crate::member::{LlamaLike, RowSharing};
+
+/// The layers of assistants of Gemma 4: all of them share the rows of another model.
+const GEMMA4_ASSISTANT: LlamaLike = LlamaLike {
+    name: "gemma4_assistant",
+    sharing: RowSharing::None,
+    ..GEMMA4
+};
 
 /// Key of the width of the model's rows.
 pub(crate) const MODEL_WIDTH: &str = "backbone_hidden_size";

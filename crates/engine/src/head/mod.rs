@@ -1,9 +1,10 @@
 //! [`Head`]: the layer of a model that drafts, next to the model itself on the same memory.
 //!
 //! Behind each ubatch of the model the head stores its keys and values of the same tokens, in the
-//! same cells; those of single tokens later, of several together. Drafting takes tokens into a copy of the memory, of which nothing is left: the head
-//! writes its own rows of free cells alone. Invariant: whatever is drafted, neither the memory nor
-//! any other layer's row has changed. Knows no text.
+//! same cells; those of single tokens later, of several together. Drafting takes tokens into a copy
+//! of the memory, of which nothing is left: the head writes its own rows of free cells alone.
+//! Invariant: whatever is drafted, neither the memory nor any other layer's row has changed. Knows
+//! no text.
 
 mod pending;
 mod stores;

@@ -1,9 +1,9 @@
-//! [`DraftTimes`]: what steps with and without drafted tokens took of late, and when to draft though
-//! that does not pay, to find out whether it does now.
+//! [`DraftTimes`]: what steps with and without drafted tokens took of late, and when to draft
+//! though that does not pay, to find out whether it does now.
 //!
 //! A step takes from the end of the one before to its own: drafting, planning and taking back what
-//! was wrong belong to it. Invariant: the costs that it gives are medians of times of about the same
-//! number of texts, so that what else the machine does moves them little. Knows no text and no
+//! was wrong belong to it. Invariant: the costs that it gives are medians of times of about the
+//! same number of texts, so that what else the machine does moves them little. Knows no text and no
 //! token.
 
 use std::time::{Duration, Instant};

@@ -5,7 +5,8 @@
 //! side by side, through one matrix and one layer of the decoder's kind. Its rows have the place of
 //! the final rows again, so it can go on from its own. Or it reads rows of several layers, see
 //! [`FusedHead`], or attends over the model's own keys and values, see [`SharingHead`]. Invariant:
-//! what it stores of a token depends on that token and those before it alone. Knows no architecture by name.
+//! what it stores of a token depends on that token and those before it alone. Knows no architecture
+//! by name.
 
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphBuilder, GraphError, GraphShape, Input};
