@@ -30,8 +30,7 @@ fn said_of(directory: &Path) -> String {
 
 #[test]
 fn a_wrong_config_is_named_by_key_and_what_is_wanted() {
-    let activations =
-        "one of: gelu, gelu_python, gelu_new, gelu_pytorch_tanh, gelu_fast, silu, swish, relu";
+    let activations = "one of: gelu, gelu_python, gelu_new, gelu_pytorch_tanh, gelu_fast, silu, swish, relu, relu2";
     let cases: [(&str, &str, Value, String); 13] = [
         (
             BERT,
