@@ -63,6 +63,7 @@ impl ExpertArgs {
     }
 
     /// Its bytes.
+    #[cfg(feature = "serve")]
     pub(crate) fn budget(&self) -> Option<u64> {
         self.expert_memory.map(|size| size.0)
     }
