@@ -78,6 +78,7 @@ def prepare(place):
     for name in ["prompt.txt", "edit-this-code.txt"]:
         (place.dir / name).write_text("Once upon a time there was a dog.")
     (place.dir / "book.txt").write_text(text[:300])
+    (place.dir / "calibration.txt").write_text(4 * text)
     (place.dir / "README.md").write_text(text)
     (place.dir / "lines.txt").write_text("It rains.\nThe sun shines.\n")
     (place.dir / "questions.txt").write_text("Who was it?\nWhere did they go?\n")
