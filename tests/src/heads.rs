@@ -51,23 +51,30 @@ pub fn own_head(recipe: &Recipe, folder: &Path, registry: &Registry) -> HeadFile
     HeadFile::open(folder, registry).unwrap().unwrap()
 }
 
-/// The same for a head of a file of its own, which reads rows of the model's layers.
-pub fn own_head_gives_reference(case: &Case, head: &str, folder: &Path) {
+/// A model with a head of `fixtures/heads`, which is a file of its own, written into a folder.
+fn joined_case(case: &Case, head: &str, folder: &Path) -> HeadCase {
     let registry = case.registry();
     let directory = case.generated().directory(&registry).unwrap();
     let recipe = Recipe::open(&fixture("heads").join(head));
     let own = own_head(&recipe, folder, &registry);
-    let plain = directory.model();
-    let joined = own.join(&**plain, directory.weights().clone(), &registry);
+    let joined = own.join(&**directory.model(), directory.weights().clone(), &registry);
     let joined = joined.unwrap();
-    assert!(joined.model.layers().iter().count() > plain.layers().iter().count());
-    check_all(&HeadCase {
+    HeadCase {
         name: recipe.name(),
         model: joined.model,
         weights: joined.weights,
         rows: None,
         reference: recipe.reference(),
-    });
+    }
+}
+
+/// The same for a head of a file of its own, which reads rows of the model's layers.
+pub fn own_head_gives_reference(case: &Case, head: &str, folder: &Path) {
+    let joined = joined_case(case, head, folder);
+    let plain = case.generated().directory(&case.registry()).unwrap();
+    let n_layers = plain.model().layers().iter().count();
+    assert!(joined.model.layers().iter().count() > n_layers);
+    check_all(&joined);
 }
 
 fn check_all(case: &HeadCase) {
@@ -180,22 +187,9 @@ fn check<B: Backend>(case: &HeadCase, backend: B, n_ubatch: u32) {
 /// An assistant of a file of its own, which attends over the model's keys and values, gives the
 /// reference's logits and rows, one draft after the other, on both backends.
 pub fn assistant_gives_reference(case: &Case, head: &str, folder: &Path) {
-    let registry = case.registry();
-    let directory = case.generated().directory(&registry).unwrap();
-    let recipe = Recipe::open(&fixture("heads").join(head));
-    let own = own_head(&recipe, folder, &registry);
-    let plain = directory.model();
-    let joined = own.join(&**plain, directory.weights().clone(), &registry);
-    let joined = joined.unwrap();
-    let case = HeadCase {
-        name: recipe.name(),
-        model: joined.model,
-        weights: joined.weights,
-        rows: None,
-        reference: recipe.reference(),
-    };
-    check_assistant(&case, cpu());
-    check_assistant(&case, candle());
+    let joined = joined_case(case, head, folder);
+    check_assistant(&joined, cpu());
+    check_assistant(&joined, candle());
 }
 
 fn check_assistant<B: Backend>(case: &HeadCase, backend: B) {

@@ -86,15 +86,21 @@ fn on_cpu(activations: ActivationKind) -> CpuBackend {
     .unwrap()
 }
 
-#[test]
-fn files_of_every_format_compute_the_same_everywhere_however_split() {
+/// A file of each format, opened.
+fn files() -> impl Iterator<Item = (BlockFormat, OpenModel)> {
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
     let folder = tempfile::tempdir().unwrap();
-    for format in BlockFormat::ALL {
+    BlockFormat::ALL.into_iter().map(move |format| {
         let path = folder.path().join(format.name());
         write(&path, format);
-        let open = OpenModel::open(&path, &registry).unwrap();
+        (format, OpenModel::open(&path, &registry).unwrap())
+    })
+}
+
+#[test]
+fn files_of_every_format_compute_the_same_everywhere_however_split() {
+    for (format, open) in files() {
         let stored = open.weights().describe("blk.1.ffn_up.weight").unwrap();
         assert_eq!(stored.format, format);
         let wanted = logits(candle(), &open, &[23]);
@@ -115,13 +121,7 @@ fn files_of_every_format_compute_the_same_everywhere_however_split() {
 /// A prompt for tensor cores, then one token and a few, with floats and as fast as possible.
 #[test]
 fn files_of_every_format_compute_the_same_on_a_gpu() {
-    let mut registry = Registry::new();
-    model_llama::register(&mut registry);
-    let folder = tempfile::tempdir().unwrap();
-    for format in BlockFormat::ALL {
-        let path = folder.path().join(format.name());
-        write(&path, format);
-        let open = OpenModel::open(&path, &registry).unwrap();
+    for (format, open) in files() {
         let wanted = logits(on_cpu(ActivationKind::F32), &open, &[14]);
         let largest = wanted.iter().fold(0.0f32, |most, x| most.max(x.abs()));
         for (precision, tolerance) in [(Precision::Precise, 1e-4), (Precision::Fast, 0.1)] {

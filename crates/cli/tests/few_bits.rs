@@ -11,7 +11,7 @@ use kv_graph::weights::{Weight, WeightSource};
 use model_core::gguf::{GgufFile, GgufWriter};
 use model_tests::fixture;
 
-/// What the feed-forward network of the model is widened to, so that rows are whole blocks of 256.
+/// The width that the model's feed-forward network gets, so that rows are whole blocks of 256.
 const WIDE: usize = 512;
 
 /// The small model, widened by rows and columns of 0: it computes the same.

@@ -25,7 +25,7 @@ use crate::changing_weights::ChangingWeights;
 use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
-use crate::head::{Head, Storing};
+use crate::head::{Head, StoreTime};
 use crate::pictures::{self, StepPictures};
 use crate::programs::ProgramCache;
 use crate::rows_out::{Embeddings, Logits, StepRows};
@@ -342,9 +342,9 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         }
         let rows = k.map_or(RowsOut::Whole, RowsOut::Candidates);
         self.runner.pictures = pictures;
-        self.set_storing(Storing::Later);
+        self.set_store_time(StoreTime::Later);
         let computed = self.run(planned, rows, Some(cancel));
-        self.set_storing(Storing::AtOnce);
+        self.set_store_time(StoreTime::AtOnce);
         self.runner.pictures.clear();
         computed?;
         Ok(StepRows {

@@ -82,17 +82,17 @@ pub(crate) enum DraftReason {
     Trial,
 }
 
-/// What a head's drafter is told before a step.
+/// The limits and costs of a step's drafts, for a head's drafter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DraftOffer<'a> {
     /// The most tokens that there is room for.
     pub(crate) n_max: usize,
-    /// What drafts of the head cost, and those by lookup.
+    /// The costs of drafts of the head, and of those by lookup.
     pub(crate) head: &'a DraftCosts,
     pub(crate) lookup: &'a DraftCosts,
     /// The share of the head's tokens that were right in other texts.
     pub(crate) rate: f64,
-    /// What drafts may be made for.
+    /// The reason for drafts.
     pub(crate) reason: DraftReason,
 }
 

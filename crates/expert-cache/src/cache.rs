@@ -356,7 +356,7 @@ impl ExpertCache {
         Some(evicted)
     }
 
-    /// What goes next for this model, that is not among those that are chosen to go already.
+    /// The matrix that goes next for this model, of those that are not chosen to go already.
     fn next_victim(
         &mut self,
         mixture: u32,

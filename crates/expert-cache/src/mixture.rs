@@ -36,23 +36,23 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// True if it is in memory and nobody computes with it.
+    /// True if it is in memory and no step computes with it.
     fn is_unused(&self) -> bool {
         matches!(self.place, Place::Resident { .. }) && self.n_users == 0
     }
 }
 
-/// What is known of a layer.
+/// A layer: its stacks, and its router's choices so far.
 #[derive(Clone, Debug)]
 struct Layer {
     rates: UseRates,
     /// Its stacks.
     stacks: Vec<u32>,
-    /// How its router chose each expert.
+    /// The choices of each expert.
     uses: Vec<ExpertCounts>,
 }
 
-/// How often a router chose an expert.
+/// The choices of an expert by a router.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpertCounts {
     /// Steps in which it was chosen.
@@ -68,11 +68,11 @@ pub struct ExpertState {
     pub n_resident: u32,
     /// All of its matrices.
     pub n_matrices: u32,
-    /// How often it was chosen.
+    /// The times that it was chosen.
     pub counts: ExpertCounts,
 }
 
-/// How often a model computes, on the clock of all models.
+/// The frequency of a model's steps, on the clock of all models.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
     /// When its last step began.
@@ -114,7 +114,7 @@ pub(crate) struct Mixture {
     slots: Vec<Vec<Slot>>,
     layers: Vec<Layer>,
     resident: Vec<ExpertId>,
-    /// What may go, the first to go last; found anew after each choice of a router.
+    /// The matrices that may go, the first to go last; found anew after each choice of a router.
     candidates: Vec<ExpertId>,
     /// The last stack of the layer whose router chose last.
     present: u32,
@@ -286,7 +286,7 @@ impl Mixture {
         self.steps_until(id) * self.pace.of_step(now)
     }
 
-    /// What is needed last, that is not among those that are chosen to go already.
+    /// The matrix that is needed last, of those that are not chosen to go already.
     pub(crate) fn last_needed(&mut self, chosen: &[ExpertId]) -> Option<ExpertId> {
         for is_fresh in [false, true] {
             if is_fresh {
@@ -307,12 +307,12 @@ impl Mixture {
         self.candidates.pop();
     }
 
-    /// What was chosen stays, and may go another time.
+    /// The matrices that were chosen stay, and may go another time.
     pub(crate) fn forget_chosen(&mut self) {
         self.candidates.clear();
     }
 
-    /// What nobody computes with at the moment, though the step may need it: the last of it.
+    /// The last matrix that no step computes with at the moment, though one may need it.
     pub(crate) fn last_unused(&self, chosen: &[ExpertId]) -> Option<ExpertId> {
         let is_unused = |id: &ExpertId| self.slot(*id).is_some_and(Slot::is_unused);
         let rest = self.resident.iter().copied().filter(is_unused);

@@ -601,14 +601,14 @@ fn what_is_read_ahead_displaces_nothing_that_is_nearer() {
 }
 
 /// Models of one shape, whose routers choose by rank, in one memory.
-struct Sharing {
+struct SharedMixtures {
     cache: ExpertCache,
     numbers: Numbers,
     n_hits: u64,
     n_uses: u64,
 }
 
-impl Sharing {
+impl SharedMixtures {
     fn new(budget: u64, n_models: usize) -> Self {
         let mut cache = ExpertCache::new(budget);
         for _ in 0..n_models {
@@ -687,8 +687,8 @@ impl Sharing {
 /// more gives up all that the other one needs.
 #[test]
 fn the_model_that_is_used_less_gives() {
-    let total = Sharing::total();
-    let mut models = Sharing::new(total, 2);
+    let total = SharedMixtures::total();
+    let mut models = SharedMixtures::new(total, 2);
     let equal = models.share(1);
     assert!((0.4..0.6).contains(&equal), "{equal}");
     let fewer = models.share(8);
@@ -717,12 +717,15 @@ fn the_model_that_is_used_less_gives() {
 /// One memory finds more than two halves of it where models are not used alike.
 #[test]
 fn one_memory_is_better_than_halves() {
-    let total = Sharing::total();
+    let total = SharedMixtures::total();
     for (every, more) in [(1, -1.5), (8, 8.0), (100, 15.0)] {
-        let mut shared = Sharing::new(total, 2);
+        let mut shared = SharedMixtures::new(total, 2);
         shared.share(every);
         // Each with half of the memory.
-        let (mut first, mut second) = (Sharing::new(total / 2, 1), Sharing::new(total / 2, 1));
+        let (mut first, mut second) = (
+            SharedMixtures::new(total / 2, 1),
+            SharedMixtures::new(total / 2, 1),
+        );
         for n in 0..600 {
             first.step(0);
             if n % every == 0 {

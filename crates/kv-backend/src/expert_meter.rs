@@ -58,7 +58,7 @@ pub struct ExpertCell {
 /// The experts of each layer that has any.
 pub type ExpertMap = Vec<Vec<ExpertCell>>;
 
-/// What tells of each expert, as long as there are any.
+/// A source of the states of all experts, as long as there are any.
 type MapSource = Box<dyn Fn() -> Option<ExpertMap> + Send + Sync>;
 
 /// Counts what all backends that were given it do with experts.

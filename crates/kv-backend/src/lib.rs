@@ -96,7 +96,7 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// What counts the reads of experts of mixtures that are read as they are needed; `None` where
+    /// The counter of reads of experts of mixtures that are read as they are needed; `None` where
     /// all weights are held.
     fn expert_meter(&self) -> Option<Arc<ExpertMeter>> {
         None

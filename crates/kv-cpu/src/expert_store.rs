@@ -313,7 +313,7 @@ impl std::fmt::Debug for ExpertStore {
     }
 }
 
-/// What tells of each expert of a model as long as there is a store.
+/// A source of the states of a model's experts, as long as there is a store.
 fn map_source(
     shared: Weak<SharedStore>,
     mixture: u32,

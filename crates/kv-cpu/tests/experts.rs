@@ -528,7 +528,7 @@ fn models_share_a_budget() {
 
 /// A run that was left in the middle of a layer keeps nothing from others.
 #[test]
-fn a_run_that_was_cancelled_blocks_nobody() {
+fn a_run_that_was_cancelled_blocks_no_other() {
     let (first, second) = (Mixture::new(Q4), Mixture::new(Q4));
     let memory = ExpertMemory::new(2 * first.largest());
     let isa = Isa::all_available().last().copied();

@@ -17,7 +17,7 @@ use crate::tokenizer::TokenizerError;
 /// Most names that are listed.
 const MAX_LISTED: usize = 8;
 
-/// How many names are known, and those that begin as the wrong one does.
+/// The number of known names, and those that begin as the wrong one does.
 fn known_names(wrong: &str, known: &[String]) -> String {
     let n_shared = |name: &str| {
         let pairs = name.chars().zip(wrong.chars());

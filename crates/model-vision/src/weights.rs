@@ -53,7 +53,8 @@ pub(crate) struct Changes {
     pub(crate) clipped: ClippedMatrices,
 }
 
-/// What is taken off each value behind the layers, in the file, and the same with another sign.
+/// The number that is taken off each value behind the layers, in the file, and the same with
+/// another sign.
 const STD_BIAS: &str = "v.std_bias";
 pub(crate) const STD_SHIFT: &str = "v.std_shift";
 

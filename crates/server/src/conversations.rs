@@ -12,7 +12,7 @@ pub(crate) struct Conversation {
     pub(crate) response: Value,
     /// The messages before, for a chat template and without instructions.
     before: Arc<[Value]>,
-    /// What is written of the answer.
+    /// The answer, as far as it is written.
     answer: Mutex<AssistantMessage>,
 }
 
@@ -50,16 +50,25 @@ impl AssistantMessage {
 }
 
 impl Conversation {
-    /// An answer to these messages, of which so much is written.
-    pub(crate) fn new(response: Value, before: Arc<[Value]>, answer: AssistantMessage) -> Self {
+    /// An answer to these messages, of which nothing is written.
+    pub(crate) fn begin(response: Value, before: Vec<Value>) -> Self {
         Self {
             response,
-            before,
+            before: before.into(),
+            answer: Mutex::default(),
+        }
+    }
+
+    /// The same with its whole answer.
+    pub(crate) fn completed(&self, response: Value, answer: AssistantMessage) -> Self {
+        Self {
+            response,
+            before: Arc::clone(&self.before),
             answer: Mutex::new(answer),
         }
     }
 
-    /// What is written of the answer, to add to it.
+    /// The part of the answer that is written, to add to it.
     pub(crate) fn answer(&self) -> MutexGuard<'_, AssistantMessage> {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -42,7 +42,7 @@ fn prompt(number: usize) -> Vec<TokenId> {
     (0..length).map(token).collect()
 }
 
-/// What the head drafts after a prompt.
+/// The tokens that the head drafts after a prompt.
 fn drafted(engine: &mut Engine<CpuBackend>, number: usize) -> Vec<TokenId> {
     engine.clear();
     let seq = SeqId(0);
@@ -66,17 +66,7 @@ fn a_head_reads_the_rows_that_adapters_changed() {
     let head = head(&files);
     let mut n_other = 0;
     for name in ["all_linear", "patterns"] {
-        let file = files.open(&model);
-        let options = AdapterOptions {
-            adapters: vec![AdapterSpec {
-                path: files.adapter(name),
-                name: None,
-                scale: 1.0,
-            }],
-            ..AdapterOptions::default()
-        };
-        let opened = options.open(&file, &files.registry).unwrap().unwrap();
-        let merged = with_head(&files, &head, file.merged_with(opened));
+        let merged = with_head(&files, &head, files.merged(&model, name));
         let apart = with_head(&files, &head, files.open_with(&model, &[(name, 1.0)]));
         let bare = with_head(&files, &head, files.open(&model));
         let [mut merged, mut apart, mut bare] =

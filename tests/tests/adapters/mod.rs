@@ -17,7 +17,7 @@ use cellar_engine::{Engine, EngineConfig};
 use kv_backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::{KvType, SeqId, TokenId};
-use model_core::adapters::{AdapterOptions, AdapterSpec};
+use model_core::adapters::{AdapterOptions, AdapterSpec, Adapters};
 use model_core::architecture::Registry;
 use model_core::gguf::GgufWriter;
 use model_core::model_file::OpenModel;
@@ -81,6 +81,18 @@ impl Files {
     /// A model with these adapters.
     fn open_with(&self, model: &Path, adapters: &[(&str, f32)]) -> OpenModel {
         let file = self.open(model);
+        let opened = self.adapters_of(&file, adapters);
+        file.with_adapters(opened).unwrap()
+    }
+
+    /// A model to whose matrices an adapter was added.
+    fn merged(&self, model: &Path, adapter: &str) -> OpenModel {
+        let file = self.open(model);
+        let opened = self.adapters_of(&file, &[(adapter, 1.0)]);
+        file.merged_with(opened)
+    }
+
+    fn adapters_of(&self, file: &OpenModel, adapters: &[(&str, f32)]) -> Adapters {
         let specs = adapters.iter().map(|&(name, scale)| AdapterSpec {
             path: self.adapter(name),
             name: None,
@@ -90,8 +102,7 @@ impl Files {
             adapters: specs.collect(),
             ..AdapterOptions::default()
         };
-        let opened = options.open(&file, &self.registry).unwrap().unwrap();
-        file.with_adapters(opened).unwrap()
+        options.open(file, &self.registry).unwrap().unwrap()
     }
 }
 

@@ -60,17 +60,7 @@ fn directories_of_peft_fit_gguf_files_too() {
 fn merged_weights_give_the_same_logits() {
     for (name, model) in ALL {
         let files = Files::new();
-        let file = files.open(&files.model(model));
-        let options = AdapterOptions {
-            adapters: vec![AdapterSpec {
-                path: files.adapter(name),
-                name: None,
-                scale: 1.0,
-            }],
-            ..AdapterOptions::default()
-        };
-        let adapters = options.open(&file, &files.registry).unwrap().unwrap();
-        check(cpu(), name, &file.merged_with(adapters));
+        check(cpu(), name, &files.merged(&files.model(model), name));
     }
 }
 

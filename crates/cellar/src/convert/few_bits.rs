@@ -1,5 +1,5 @@
-//! Which formats the matrices of files of few bits have: `q3_k_m`, `q2_k`, `q2_k_s`, and the IQ
-//! types from `iq4_nl` to `iq1_s`.
+//! Formats of the matrices in files of few bits: `q3_k_m`, `q2_k`, `q2_k_s`, and the IQ types from
+//! `iq4_nl` to `iq1_s`.
 //!
 //! As in llama.cpp. Attention V, which is small where query heads share it, and the first FFN down
 //! matrices are larger than others; in the smallest of three bits, attention Q and K are smaller.
@@ -135,7 +135,7 @@ impl IqMix {
         }
     }
 
-    /// What the larger matrices of a file of the least types have.
+    /// The format of the larger matrices in a file of the least types.
     fn larger(self) -> BlockFormat {
         match self {
             Self::IQ2M | Self::IQ2S => BlockFormat::IQ3_S,

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kv_core::block::{BlockFormat, QuantizeError, quantize_weighted};
+use kv_core::block::{BlockFormat, QuantizeError, WEIGHTED_FORMATS, quantize_weighted};
 use kv_graph::weights::Weight;
 use model_core::error::ModelFileError;
 use model_core::gguf::Metadata;
@@ -80,7 +80,7 @@ impl ColumnWeights {
         let weighted = tensors
             .iter()
             .zip(formats)
-            .filter(|(_, f)| takes_weights(**f));
+            .filter(|(_, f)| WEIGHTED_FORMATS.contains(f));
         let weighted: Vec<&str> = weighted.map(|(tensor, _)| tensor.name.as_str()).collect();
         let without: Vec<&str> = weighted
             .iter()
@@ -127,7 +127,7 @@ impl ColumnWeights {
         let means = entry.and_then(|entry| entry.mean_squares(weight.shape()));
         let columns = weight.shape().last().copied().unwrap_or(0);
         match means {
-            Some(mut means) if takes_weights(format) && columns > 0 => {
+            Some(mut means) if WEIGHTED_FORMATS.contains(&format) && columns > 0 => {
                 means.chunks_exact_mut(columns).for_each(raise_least);
                 Some(quantize_matrices(values, &means, columns, format))
             }
@@ -143,30 +143,6 @@ fn n_columns(shape: &[usize]) -> usize {
         _ => return 0,
     };
     columns * outer.iter().product::<usize>()
-}
-
-fn takes_weights(format: BlockFormat) -> bool {
-    use BlockFormat::*;
-    matches!(
-        format,
-        Q4_0 | Q4_1
-            | Q5_0
-            | Q5_1
-            | IQ4_NL
-            | Q2_K
-            | Q3_K
-            | Q4_K
-            | Q5_K
-            | Q6_K
-            | IQ4_XS
-            | IQ1_S
-            | IQ1_M
-            | IQ2_XXS
-            | IQ2_XS
-            | IQ2_S
-            | IQ3_XXS
-            | IQ3_S
-    )
 }
 
 /// Formats that lose too much where all columns count alike; as for `llama-quantize`.
@@ -321,7 +297,7 @@ mod tests {
             .map(|x| (2.5 * x).exp())
             .collect();
         let (plain, weights) = (weight(&values, &shape), weighting(sums.clone(), 2));
-        let formats = BlockFormat::ALL.into_iter().filter(|f| takes_weights(*f));
+        let formats = WEIGHTED_FORMATS.into_iter();
         let mut n_formats = 0;
         for format in formats {
             let error = |bytes: Vec<u8>| -> f64 {
@@ -358,7 +334,7 @@ mod tests {
         for sums in [vec![0.0; COLUMNS], one(77), vec![f32::MAX; COLUMNS]] {
             let weights = weighting(sums, 1);
             let shape = [ROWS, COLUMNS];
-            for format in BlockFormat::ALL.into_iter().filter(|f| takes_weights(*f)) {
+            for format in WEIGHTED_FORMATS {
                 let quantized = weights.quantize(&weight(&values, &shape), &values, format);
                 let read = read(quantized.unwrap().unwrap(), format, &shape);
                 let worst = read.iter().zip(&values).map(|(a, b)| (a - b).abs());

@@ -301,7 +301,7 @@ fn is_exact(tensor: &NamedShape) -> bool {
     tensor.shape.len() < 2 || exact.any(|end| name.ends_with(end)) || !name.ends_with(".weight")
 }
 
-/// How a tensor is stored that should be of format `wanted`.
+/// The format of a tensor that should be of format `wanted`.
 pub(super) fn fitting(tensor: &NamedShape, wanted: BlockFormat) -> BlockFormat {
     if is_exact(tensor) {
         return BlockFormat::F32;

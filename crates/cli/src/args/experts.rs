@@ -62,12 +62,6 @@ impl ExpertArgs {
         Some(memory.clone())
     }
 
-    /// Its bytes.
-    #[cfg(feature = "serve")]
-    pub(crate) fn budget(&self) -> Option<u64> {
-        self.expert_memory.map(|size| size.0)
-    }
-
     /// A meter with the trace, for the first model that a process loads.
     ///
     /// # Errors

@@ -36,15 +36,15 @@ pub(crate) struct Head {
     /// The part of the memory that its tokens see, where that is less than what the model's see.
     pub(crate) parts: Vec<PartInputs>,
     pub(crate) pending: PendingRows,
-    /// The storing of its keys and values.
-    pub(crate) storing: Storing,
-    /// What storing gives: nothing.
+    /// The time at which its keys and values are stored.
+    pub(crate) store_time: StoreTime,
+    /// The outputs of storing: none.
     stored: GraphOutputs,
 }
 
 /// The time at which a head stores its keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Storing {
+pub(crate) enum StoreTime {
     /// With each ubatch, by its whole graph: its layer has a state.
     WithStates,
     /// With each ubatch.
@@ -88,10 +88,10 @@ impl Head {
             before: Vec::new(),
             parts: Vec::new(),
             pending: PendingRows::default(),
-            storing: if has_states {
-                Storing::WithStates
+            store_time: if has_states {
+                StoreTime::WithStates
             } else {
-                Storing::AtOnce
+                StoreTime::AtOnce
             },
             stored: GraphOutputs::default(),
         }
@@ -153,9 +153,9 @@ impl<B: Backend> Runner<B> {
             *place = rows;
         }
         let n_max = MAX_PENDING.min(self.settings.n_ubatch as usize);
-        match head.storing {
-            Storing::WithStates => return self.run_head(ubatch, 0, memory, cancel),
-            Storing::Later
+        match head.store_time {
+            StoreTime::WithStates => return self.run_head(ubatch, 0, memory, cancel),
+            StoreTime::Later
                 if head
                     .pending
                     .takes(&memory.parts, ubatch.tokens.len(), n_max) =>
@@ -163,12 +163,12 @@ impl<B: Backend> Runner<B> {
                 head.pending.push(ubatch, &memory.parts, &head.before);
                 return Ok(());
             }
-            Storing::Later | Storing::AtOnce => {}
+            StoreTime::Later | StoreTime::AtOnce => {}
         }
         self.store_pending(cancel)?;
         if let Some(head) = &mut self.head {
             head.pending.push(ubatch, &memory.parts, &head.before);
-            if head.storing == Storing::Later && head.pending.len() < n_max {
+            if head.store_time == StoreTime::Later && head.pending.len() < n_max {
                 return Ok(());
             }
         }
@@ -293,11 +293,11 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     }
 
     /// Has the head store keys and values of further steps when they are needed, or with each step.
-    pub(crate) fn set_storing(&mut self, storing: Storing) {
+    pub(crate) fn set_store_time(&mut self, store_time: StoreTime) {
         if let Some(head) = &mut self.runner.head
-            && head.storing != Storing::WithStates
+            && head.store_time != StoreTime::WithStates
         {
-            head.storing = storing;
+            head.store_time = store_time;
         }
     }
 

@@ -32,7 +32,7 @@ pub struct Service<B: Backend, M: Memory + Clone = Composite> {
     keeps_checkpoints: bool,
     status: Arc<Mutex<ServiceStatus>>,
     hub: Arc<WatchHub>,
-    /// Where experts are read as they are needed.
+    /// The meter of experts, where they are read as they are needed.
     expert_meter: Option<Arc<ExpertMeter>>,
     layout: MemoryLayout,
     fingerprint: Fingerprint,

@@ -141,7 +141,7 @@ impl TimesOfTexts {
     }
 }
 
-/// What steps took of late.
+/// The times that steps took of late.
 #[derive(Clone, Debug)]
 pub(super) struct DraftTimes {
     /// By the number of texts: 1, 2, 3 to 4, 5 to 8, and so on.
@@ -267,7 +267,7 @@ mod tests {
         times.take(n_texts, n_draft, DraftedBy::Head, took);
     }
 
-    /// Where a token costs this much of a step.
+    /// Times by which a token costs this much of a step.
     fn measured(token: f64) -> DraftTimes {
         let mut times = DraftTimes::default();
         for number in 0..20 {

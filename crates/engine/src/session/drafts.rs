@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::head::HeadTurn;
 use crate::speculate::{DraftOffer, DraftReason, DraftSource, HeadDraft};
 
-/// What a session knows of drafts.
+/// The costs of drafts, and the share of right ones, as a session has measured them.
 #[derive(Clone, Debug)]
 pub(super) struct DraftKnowledge {
     pub(super) times: DraftTimes,

@@ -38,7 +38,7 @@ pub struct Frame {
 /// The experts of mixtures at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertFrame {
-    /// What reading them took.
+    /// Their hits and reads.
     pub used: ExpertUse,
     /// Each of them.
     pub map: ExpertMap,

@@ -67,7 +67,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         &self.scheduler
     }
 
-    /// What counts the reads of experts, where they are read as they are needed.
+    /// The counter of reads of experts, where they are read as they are needed.
     pub(crate) fn expert_meter(&self) -> Option<Arc<ExpertMeter>> {
         self.engine.backend().expert_meter()
     }

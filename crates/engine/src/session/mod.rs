@@ -150,7 +150,7 @@ pub struct Session<B: Backend, M: Memory + Clone = Composite> {
     tower: Option<Tower>,
     recorder: Recorder,
     started: Instant,
-    /// What drafts cost and bring.
+    /// The costs and gains of drafts.
     drafts: DraftKnowledge,
 }
 

@@ -1,4 +1,4 @@
-//! What drafts take and save: `CELLAR_DRAFT_ROUNDS=9 cargo test --release -p cellar-engine --test
+//! The time that drafts take and save: `CELLAR_DRAFT_ROUNDS=9 cargo test --release -p cellar-engine --test
 //! engine draft_speed:: -- --nocapture` prints the table of docs/performance.md. Times are of the
 //! thread that computes, not of the machine, which may have other work.
 
@@ -36,13 +36,13 @@ struct Load {
     temperature: f32,
 }
 
-struct Measured {
+struct Measurement {
     took: Duration,
     texts: Vec<Vec<TokenId>>,
     speculated: Speculated,
 }
 
-fn measure(case: &Case, load: Load, speculation: Speculation) -> Measured {
+fn measure(case: &Case, load: Load, speculation: Speculation) -> Measurement {
     let n_together = load.n_together as u32;
     let engine = case.engine_with(&EngineConfig {
         n_ctx: Some(512 * n_together),
@@ -84,7 +84,7 @@ fn measure(case: &Case, load: Load, speculation: Speculation) -> Measured {
         tokens
     });
     let texts = texts.collect();
-    Measured {
+    Measurement {
         took: of_thread().saturating_sub(began),
         texts,
         speculated,

@@ -1,7 +1,7 @@
 //! [`ExpertMemory`]: one budget of memory for the experts of all models of a process, and the
 //! threads that read them from the models' files.
 //!
-//! Invariant: whoever decides holds the lock, and nothing is read while it is held. Knows no steps.
+//! Invariant: decisions are made under the lock, and no file is read under it. Knows no steps.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,7 @@ pub(super) struct Job {
     memory: Option<MmapMut>,
 }
 
-/// What is known of a model.
+/// A model: its experts that are in memory, and those to be read.
 pub(super) struct StoredModel {
     /// By the numbers that the cache has for them.
     pub(super) stacks: Vec<(Stack, Arc<ExpertLayout>)>,
@@ -36,9 +36,9 @@ pub(super) struct StoredModel {
     pub(super) loaded: HashMap<ExpertId, PackedRows>,
     /// Its reads that are queued or under way.
     pub(super) n_reading: usize,
-    /// What its step will use, in its order, and was absent when it began.
+    /// The experts that its step will use, in its order, and that were absent when it began.
     pub(super) ahead: VecDeque<ExpertId>,
-    /// What the next layer will use, likely.
+    /// The experts that the next layer will likely use.
     pub(super) likely: VecDeque<ExpertId>,
     pub(super) failed: HashMap<ExpertId, BackendError>,
     pub(super) meter: Arc<ExpertMeter>,
@@ -50,7 +50,7 @@ pub(super) struct State {
     pub(super) cache: ExpertCache,
     /// By the numbers that the cache has for them.
     pub(super) models: BTreeMap<u32, StoredModel>,
-    /// Reads, those first that somebody waits for.
+    /// Reads, those first that a step waits for.
     pub(super) queue: VecDeque<Job>,
     /// Reads of all models that are queued or under way.
     pub(super) n_reading: usize,
@@ -104,7 +104,7 @@ impl ExpertMemory {
         }
     }
 
-    /// What is shared, with threads that read.
+    /// The shared store, with threads that read.
     ///
     /// # Errors
     /// [`BackendError::Device`] where a thread cannot be started.
@@ -185,8 +185,8 @@ impl StoredModel {
             .then_some(layer)
     }
 
-    /// What is read next though nobody waits for it, and what goes for it. In the order of the
-    /// step: what is used later never takes the room of what is used before.
+    /// The next read that no step waits for, and the experts that go for it. In the order of the
+    /// step: one that is used later never takes the room of one that is used before.
     fn next_ahead(&mut self, cache: &mut ExpertCache) -> Option<(ExpertId, Vec<ExpertId>)> {
         while let Some(&id) = self.ahead.front() {
             if cache.needs(id) {
@@ -265,7 +265,7 @@ impl SharedStore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins reads that nobody waits for, while few are under way.
+    /// Begins reads that no step waits for, while few are under way.
     pub(super) fn read_ahead(&self, state: &mut State) {
         let numbers: Vec<u32> = state.models.keys().copied().collect();
         for number in numbers {

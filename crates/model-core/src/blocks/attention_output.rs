@@ -1,4 +1,4 @@
-//! What happens to the outputs of an attention's heads: a gate, a norm, and the name of the matrix
+//! The way of an attention's outputs out of its heads: a gate, a norm, and the name of the matrix
 //! that projects them back.
 //!
 //! Does not know the attention.

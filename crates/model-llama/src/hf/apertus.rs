@@ -99,7 +99,7 @@ pub(super) const CLASSES: &[HfClass] = &[
     },
 ];
 
-/// What stands for the numbers of an activation before they are metadata.
+/// Names of an activation's numbers before they are metadata.
 const XIELU: [&str; 4] = ["xielu.alpha_n", "xielu.alpha_p", "xielu.beta", "xielu.eps"];
 
 const APERTUS_TENSORS: &[TensorRule] = &in_layers(

@@ -55,7 +55,7 @@ const GEMMA4: HfClass = HfClass {
     ..LLAMA
 };
 
-/// What assistants have, too.
+/// The settings that assistants have, too.
 pub(super) const DECODER: &[Key] = &[
     TRAINED_LENGTH,
     Key::All(ROW_KEYS),

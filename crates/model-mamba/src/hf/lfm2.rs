@@ -163,7 +163,7 @@ fn layer_kinds(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError>
     })
 }
 
-/// Whether convolutions have biases, which their tensors say.
+/// Checks the flag for biases of convolutions; their tensors say whether there are any.
 fn conv_bias(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
     config.optional_flag("conv_bias").map(drop)
 }

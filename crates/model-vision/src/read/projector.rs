@@ -11,7 +11,7 @@ use crate::family::{Family, ProjectorKind};
 use crate::tower::{DeepRows, ProjectorStep, bias_of};
 use crate::weights::STD_SHIFT;
 
-/// What each value behind the layers of Gemma 4 is multiplied with.
+/// The factor of each value behind the layers of Gemma 4.
 const STD_SCALE: &str = "v.std_scale";
 
 impl Source<'_> {

@@ -5,7 +5,7 @@
 
 use super::MAX_DRAFT;
 
-/// What drafts must gain at least: less is within what measurements differ by.
+/// The least gain of drafts that pay: less is within what measurements differ by.
 const LEAST_GAIN: f64 = 1.1;
 
 /// The way in which tokens are drafted.
@@ -19,7 +19,7 @@ pub enum DraftedBy {
 }
 
 impl DraftedBy {
-    /// What a further token adds to the time of a step until it is measured: as where weights are
+    /// The time that a further token adds to that of a step until it is measured: as where weights are
     /// read once for several rows.
     const fn usual(self) -> f64 {
         match self {
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(cheap.best(0.9, 0), 0);
     }
 
-    /// What is gained is more than what it costs to find out.
+    /// A gain that is smaller than it costs to find out is none.
     #[test]
     fn a_gain_within_the_noise_is_none() {
         let costs = costs(0.5, 0.5);

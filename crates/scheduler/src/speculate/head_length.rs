@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(wrong.next(&cheap), 2);
     }
 
-    /// What texts before had is soon worth nothing.
+    /// The rate of texts before is soon worth nothing.
     #[test]
     fn a_text_is_soon_judged_by_itself() {
         let mut length = HeadLength::new(MAX_HEAD_DRAFT, 0.9);

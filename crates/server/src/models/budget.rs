@@ -45,7 +45,8 @@ pub(crate) struct Shortage {
 }
 
 impl MemoryBudget {
-    /// What models take together whose bytes add up to this: memory that they share counts once.
+    /// The bytes of models together, whose own bytes add up to this: memory that they share counts
+    /// once.
     pub fn shared(&self, sum: ModelBytes) -> ModelBytes {
         let experts = self
             .experts

@@ -41,7 +41,7 @@ pub(super) fn budget(args: &ServeArgs) -> MemoryBudget {
         // All models share these bytes.
         host: host.map(|host| host.saturating_sub(args.store.host_bytes())),
         device: if may_use_gpu { gpu_room(gpu) } else { None },
-        experts: args.engine.compute.experts.budget(),
+        experts: args.engine.compute.experts.memory().map(|m| m.budget()),
         free_now: Some(machine::available_memory),
     }
 }

@@ -29,14 +29,14 @@ pub(super) enum Grid {
     Fours(GridSearch<4, 8, 8>),
 }
 
-/// What a format stores of eight values, besides entries.
+/// The bits that a format stores of eight values, in addition to entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Beside {
+pub(super) enum SideBits {
     /// Their signs.
     Signs,
     /// The signs of seven: the number of negative ones is even.
     EvenSigns,
-    /// Whether 1 is added to the values of entries, or subtracted.
+    /// The sign of the 1 that is added to the values of entries.
     Shift,
     /// The same for all of a group.
     ShiftOfGroup,
@@ -45,28 +45,28 @@ pub(super) enum Beside {
 /// A format: what its blocks can hold.
 pub(super) struct GridFormat {
     pub(super) grid: Grid,
-    pub(super) beside: Beside,
+    pub(super) side_bits: SideBits,
     /// The largest number that is stored for a scale.
     pub(super) last_scale: u8,
     /// Values that share a scale: 16 or 32.
     pub(super) group_len: usize,
-    /// What an entry of the grid is multiplied by, besides the scales.
+    /// The factor of an entry of the grid, in addition to the scales.
     pub(super) unit: f32,
     /// The least and the largest number, times the largest level, that is tried for the largest
     /// value of a group.
     pub(super) reach: [f32; 2],
 }
 
-/// Eight values: one entry or two, and what is stored beside.
+/// Eight values: one entry or two, and their side bits.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Eight {
     pub(super) entries: [u16; 2],
     /// A bit for each value that is negative; or 1 where 1 is subtracted from all.
-    pub(super) beside: u8,
+    pub(super) side_bits: u8,
 }
 
-/// What is found for a block: value `v` is `d · unit · (2·scales[v / group_len] + 1) · entry`, with
-/// the sign of `beside`, or shifted.
+/// The best encoding that is found of a block: value `v` is
+/// `d · unit · (2·scales[v / group_len] + 1) · entry`, with the sign of `side_bits`, or shifted.
 pub(super) struct GridBlock {
     pub(super) d: f32,
     pub(super) scales: [u8; 16],
@@ -121,8 +121,8 @@ impl Sums {
     }
 }
 
-/// What the scales that a group tried give; then that for values of one magnitude, and at last that
-/// of least squares.
+/// The sums by each scale that a group tried; then by that for values of one magnitude, and at last
+/// by that of least squares.
 type Trials = [Sums; N_TRIALS + 2];
 
 /// The number of a scale, the entries that it gives, and their sums.
@@ -201,18 +201,18 @@ impl GridFormat {
 
     /// The entries that are nearest to the values of a group, from these on, and their sums.
     fn entries(&self, group: &[Group<'_, 8>], scale: f32, eights: &mut [Eight]) -> Sums {
-        match self.beside {
-            Beside::Signs | Beside::EvenSigns => {
+        match self.side_bits {
+            SideBits::Signs | SideBits::EvenSigns => {
                 let each = group.iter().zip(eights);
                 let sums = each.map(|(values, eight)| self.signed(values, scale, eight));
                 sums.fold(Sums::default(), Sums::and)
             }
-            Beside::Shift => {
+            SideBits::Shift => {
                 let each = group.chunks(1).zip(eights.chunks_mut(1));
                 let sums = each.map(|(values, eight)| self.up_or_down(values, scale, eight));
                 sums.fold(Sums::default(), Sums::and)
             }
-            Beside::ShiftOfGroup => self.up_or_down(group, scale, eights),
+            SideBits::ShiftOfGroup => self.up_or_down(group, scale, eights),
         }
     }
 
@@ -220,9 +220,9 @@ impl GridFormat {
     fn up_or_down(&self, group: &[Group<'_, 8>], scale: f32, eights: &mut [Eight]) -> Sums {
         let mut others = [Eight::default(); 4];
         others[..group.len()].copy_from_slice(&eights[..group.len()]);
-        let [up, down] = [(0, &mut *eights), (1, &mut others[..])].map(|(beside, eights)| {
+        let [up, down] = [(0, &mut *eights), (1, &mut others[..])].map(|(side_bits, eights)| {
             let each = group.iter().zip(eights);
-            let sums = each.map(|(values, eight)| self.shifted(values, scale, beside, eight));
+            let sums = each.map(|(values, eight)| self.shifted(values, scale, side_bits, eight));
             sums.fold(Sums::default(), Sums::and)
         });
         if down.error(scale) < up.error(scale) {
@@ -258,21 +258,21 @@ impl GridFormat {
     fn signed(&self, values: &Group<'_, 8>, scale: f32, eight: &mut Eight) -> Sums {
         let mut magnitudes = values.values.map(f32::abs);
         let bits = values.values.map(|x| u8::from(x < 0.0));
-        eight.beside = bits.iter().rev().fold(0, |signs, bit| signs << 1 | bit);
-        if self.beside == Beside::EvenSigns && eight.beside.count_ones() % 2 == 1 {
+        eight.side_bits = bits.iter().rev().fold(0, |signs, bit| signs << 1 | bit);
+        if self.side_bits == SideBits::EvenSigns && eight.side_bits.count_ones() % 2 == 1 {
             let flipped = self.cheapest_flip(&magnitudes, &values.weights, scale);
-            eight.beside ^= 1 << flipped;
+            eight.side_bits ^= 1 << flipped;
             magnitudes[flipped] = -magnitudes[flipped];
         }
         let levels = self.nearest(&magnitudes, &values.weights, scale, &mut eight.entries);
         Sums::of(&magnitudes, &values.weights, &levels)
     }
 
-    /// The same by shifted values: up, or down where `beside` is 1.
-    fn shifted(&self, values: &Group<'_, 8>, scale: f32, beside: u8, eight: &mut Eight) -> Sums {
-        let shift = 1.0 - 2.0 * f32::from(beside);
+    /// The same by shifted values: up, or down where `side_bits` is 1.
+    fn shifted(&self, values: &Group<'_, 8>, scale: f32, side_bits: u8, eight: &mut Eight) -> Sums {
+        let shift = 1.0 - 2.0 * f32::from(side_bits);
         let moved = values.values.map(|x| x - scale * shift);
-        eight.beside = beside;
+        eight.side_bits = side_bits;
         let levels = self.nearest(&moved, &values.weights, scale, &mut eight.entries);
         Sums::of(
             values.values,
@@ -361,7 +361,7 @@ fn best_scale(trials: &[Sums]) -> f32 {
     best.map_or(0.0, |(_, scale)| scale)
 }
 
-/// What a scale with this number multiplies by.
+/// The factor of a scale with this number.
 fn odd(number: u8) -> f32 {
     2.0 * f32::from(number) + 1.0
 }
@@ -378,15 +378,15 @@ mod tests {
     use super::super::super::grid;
     use super::*;
 
-    /// What is found is better than the scale that each group's largest value gives, and the sums
+    /// The encoding that is found is better than the scale that each group's largest value gives, and the sums
     /// that it was chosen by are those of the values that a reader computes.
     #[test]
     fn the_search_beats_the_scale_of_the_largest_value() {
         let entries = |entry: &u64| entry.to_le_bytes().map(|level| level as i8);
-        for (beside, most) in [(Beside::EvenSigns, 0.82), (Beside::Signs, 0.82)] {
+        for (side_bits, most) in [(SideBits::EvenSigns, 0.82), (SideBits::Signs, 0.82)] {
             let format = GridFormat {
                 grid: Grid::Eights(GridSearch::new(grid::IQ2_XS.iter().map(entries))),
-                beside,
+                side_bits,
                 last_scale: 15,
                 group_len: 16,
                 unit: 0.125,
@@ -413,12 +413,12 @@ mod tests {
                 let scale = found.d * format.unit * odd(found.scales[i / 2]);
                 let levels = grid.entry(eight.entries[0]);
                 for (v, (x, w)) in values.values.iter().zip(&values.weights).enumerate() {
-                    let is_negative = eight.beside >> v & 1 == 1;
+                    let is_negative = eight.side_bits >> v & 1 == 1;
                     let read = scale * if is_negative { -levels[v] } else { levels[v] };
                     error += w * (x - read) * (x - read);
                 }
-                let n_negative = eight.beside.count_ones();
-                assert!(beside == Beside::Signs || n_negative.is_multiple_of(2));
+                let n_negative = eight.side_bits.count_ones();
+                assert!(side_bits == SideBits::Signs || n_negative.is_multiple_of(2));
             }
             assert!(error < most * naive, "{error} of {naive}");
         }

@@ -3,30 +3,31 @@
 use std::sync::LazyLock;
 
 use super::super::grid;
-use super::grid_fit::{Beside, Eight, Grid, GridBlock, GridFormat};
+use super::grid_fit::{Eight, Grid, GridBlock, GridFormat, SideBits};
 use super::grid_search::GridSearch;
 use super::{half, joined};
 
-static IQ2_XXS: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_XXS, Beside::EvenSigns, 32));
-static IQ2_XS: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_XS, Beside::EvenSigns, 16));
-static IQ2_S: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_S, Beside::Signs, 16));
+static IQ2_XXS: LazyLock<GridFormat> =
+    LazyLock::new(|| iq2(&grid::IQ2_XXS, SideBits::EvenSigns, 32));
+static IQ2_XS: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_XS, SideBits::EvenSigns, 16));
+static IQ2_S: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_S, SideBits::Signs, 16));
 static IQ3_XXS: LazyLock<GridFormat> = LazyLock::new(|| GridFormat {
-    beside: Beside::EvenSigns,
+    side_bits: SideBits::EvenSigns,
     unit: 0.25,
     ..iq3(&grid::IQ3_XXS)
 });
 static IQ3_S: LazyLock<GridFormat> = LazyLock::new(|| iq3(&grid::IQ3_S));
 
-static IQ1_S: LazyLock<GridFormat> = LazyLock::new(|| iq1(Beside::ShiftOfGroup, 32));
-static IQ1_M: LazyLock<GridFormat> = LazyLock::new(|| iq1(Beside::Shift, 16));
+static IQ1_S: LazyLock<GridFormat> = LazyLock::new(|| iq1(SideBits::ShiftOfGroup, 32));
+static IQ1_M: LazyLock<GridFormat> = LazyLock::new(|| iq1(SideBits::Shift, 16));
 
-fn iq1(beside: Beside, group_len: usize) -> GridFormat {
+fn iq1(side_bits: SideBits, group_len: usize) -> GridFormat {
     // The grid has 16 more than the values.
     let entries = grid::IQ1.iter();
     let entries = entries.map(|entry| entry.to_le_bytes().map(|level| level as i8 - 16));
     GridFormat {
         grid: Grid::Eights(GridSearch::new(entries)),
-        beside,
+        side_bits,
         last_scale: 7,
         group_len,
         unit: 0.125,
@@ -34,13 +35,13 @@ fn iq1(beside: Beside, group_len: usize) -> GridFormat {
     }
 }
 
-fn iq2(grid: &[u64], beside: Beside, group_len: usize) -> GridFormat {
+fn iq2(grid: &[u64], side_bits: SideBits, group_len: usize) -> GridFormat {
     let entries = grid
         .iter()
         .map(|entry| entry.to_le_bytes().map(|level| level as i8));
     GridFormat {
         grid: Grid::Eights(GridSearch::new(entries)),
-        beside,
+        side_bits,
         last_scale: 15,
         group_len,
         unit: 0.125,
@@ -54,7 +55,7 @@ fn iq3(grid: &[u32]) -> GridFormat {
         .map(|entry| entry.to_le_bytes().map(|level| level as i8));
     GridFormat {
         grid: Grid::Fours(GridSearch::new(entries)),
-        beside: Beside::Signs,
+        side_bits: SideBits::Signs,
         last_scale: 15,
         group_len: 32,
         unit: 1.0,
@@ -80,7 +81,7 @@ pub(super) fn encode_iq2_xs(values: &[f32; 256], importance: &[f32; 256]) -> [u8
     let block = IQ2_XS.fit(values, importance);
     let mut indices = [0; 64];
     for (eight, bytes) in block.eights.iter().zip(indices.as_chunks_mut().0) {
-        let both = eight.entries[0] | u16::from(eight.beside & 127) << 9;
+        let both = eight.entries[0] | u16::from(eight.side_bits & 127) << 9;
         *bytes = both.to_le_bytes();
     }
     joined(&[&half(block.d), &indices, &scales::<8>(&block)])
@@ -142,12 +143,12 @@ pub(super) fn encode_iq1_s(values: &[f32; 256], importance: &[f32; 256]) -> [u8;
     let mut words = [0; 16];
     for (g, bytes) in words.as_chunks_mut().0.iter_mut().enumerate() {
         let eights = &block.eights[4 * g..4 * g + 4];
-        let beside = u16::from(eights[0].beside) << 15 | u16::from(block.scales[g]) << 12;
+        let side_bits = u16::from(eights[0].side_bits) << 15 | u16::from(block.scales[g]) << 12;
         let upper = eights
             .iter()
             .rev()
             .fold(0, |word, eight| word << 3 | eight.entries[0] >> 8);
-        *bytes = (beside | upper).to_le_bytes();
+        *bytes = (side_bits | upper).to_le_bytes();
     }
     joined(&[&half(block.d), &lower_bits(&block), &words])
 }
@@ -155,7 +156,7 @@ pub(super) fn encode_iq1_s(values: &[f32; 256], importance: &[f32; 256]) -> [u8;
 /// `IQ1_M`: indices of eleven bits, a shift for eight values, a scale for 16.
 pub(super) fn encode_iq1_m(values: &[f32; 256], importance: &[f32; 256]) -> [u8; 56] {
     let block = IQ1_M.fit(values, importance);
-    let nibble = |eight: &Eight| (eight.entries[0] >> 8) as u8 | eight.beside << 3;
+    let nibble = |eight: &Eight| (eight.entries[0] >> 8) as u8 | eight.side_bits << 3;
     let (pairs, _) = block.eights.as_chunks::<2>();
     let high: [u8; 16] = std::array::from_fn(|i| nibble(&pairs[i][0]) | nibble(&pairs[i][1]) << 4);
     let d = u16::from_le_bytes(half(block.d));
@@ -176,13 +177,15 @@ fn lower_bits(block: &GridBlock) -> [u8; 32] {
 /// Four times seven bits of signs, and the scale of 32 values.
 fn signs_and_scale(block: &GridBlock, g: usize) -> [u8; 4] {
     let eights = block.eights[4 * g..4 * g + 4].iter().rev();
-    let signs = eights.fold(0, |word, eight| word << 7 | u32::from(eight.beside & 127));
+    let signs = eights.fold(0, |word, eight| {
+        word << 7 | u32::from(eight.side_bits & 127)
+    });
     (signs | u32::from(block.scales[g]) << 28).to_le_bytes()
 }
 
 /// A byte of signs for each eight values.
 fn signs(block: &GridBlock) -> [u8; 32] {
-    block.eights.map(|eight| eight.beside)
+    block.eights.map(|eight| eight.side_bits)
 }
 
 /// Two scales a byte.
@@ -194,6 +197,7 @@ fn scales<const N: usize>(block: &GridBlock) -> [u8; N] {
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
     use super::super::super::{BlockFormat, dequantize};
+    use super::super::tests::noise;
     use super::super::{quantize, quantize_weighted};
 
     /// The formats, with the most that may be left of the squares of nearly normal values.
@@ -206,16 +210,6 @@ mod tests {
         (BlockFormat::IQ3_XXS, 0.032),
         (BlockFormat::IQ3_S, 0.0165),
     ];
-
-    /// Numbers that look random, nearly normal.
-    fn noise(n: usize, seed: u32) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..n).map(|_| next() + next() + next()).collect()
-    }
 
     fn read(format: BlockFormat, bytes: &[u8], n: usize) -> Vec<f32> {
         let mut values = vec![f32::NAN; n];
@@ -258,7 +252,7 @@ mod tests {
         }
     }
 
-    /// What was encoded once stays: its scales and entries are found again.
+    /// Values that were encoded once stay: their scales and entries are found again.
     #[test]
     fn encoding_again_changes_nothing() {
         let values = noise(256 * 16, 3);

@@ -26,7 +26,7 @@ use self::k_formats::{
     encode_iq4_xs, encode_q2_k, encode_q3_k, encode_q4_k, encode_q5_k, encode_q6_k,
 };
 pub use integers::{integer_block, integer_format, mxfp4_block};
-pub use weighted::quantize_weighted;
+pub use weighted::{WEIGHTED_FORMATS, quantize_weighted};
 
 /// The importance of values whose columns are all alike.
 const ALIKE: [f32; 256] = [1.0; 256];
@@ -351,6 +351,16 @@ fn joined<const N: usize>(parts: &[&[u8]]) -> [u8; N] {
 mod tests {
     use super::super::dequantize;
     use super::*;
+
+    /// Numbers that look random, nearly normal.
+    pub(super) fn noise(n: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next() + next() + next()).collect()
+    }
 
     /// Largest error of a value, as a part of the block's range of values (`max − min`, or twice
     /// the largest magnitude): half a step, or a whole one at the far end of the `_0` formats,

@@ -14,6 +14,29 @@ use super::{
     stored,
 };
 
+/// The formats that [`quantize_weighted`] encodes by the importance of columns; for others it makes
+/// no difference.
+pub const WEIGHTED_FORMATS: [BlockFormat; 18] = [
+    BlockFormat::Q4_0,
+    BlockFormat::Q4_1,
+    BlockFormat::Q5_0,
+    BlockFormat::Q5_1,
+    BlockFormat::IQ4_NL,
+    BlockFormat::Q2_K,
+    BlockFormat::Q3_K,
+    BlockFormat::Q4_K,
+    BlockFormat::Q5_K,
+    BlockFormat::Q6_K,
+    BlockFormat::IQ4_XS,
+    BlockFormat::IQ1_S,
+    BlockFormat::IQ1_M,
+    BlockFormat::IQ2_XXS,
+    BlockFormat::IQ2_XS,
+    BlockFormat::IQ2_S,
+    BlockFormat::IQ3_XXS,
+    BlockFormat::IQ3_S,
+];
+
 /// Encodes one row of `values` as whole blocks of `format`, with the importance of each column, in
 /// any unit: 0 or more. Formats of more than 7 bits take no weights: [`quantize`] encodes them.
 ///
@@ -156,39 +179,9 @@ fn affine_indices(values: &[f32; 32], fit: Affine, last: f32) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::noise;
     use super::*;
     use crate::block::dequantize;
-
-    const WEIGHTED: [BlockFormat; 18] = [
-        BlockFormat::Q4_0,
-        BlockFormat::Q4_1,
-        BlockFormat::Q5_0,
-        BlockFormat::Q5_1,
-        BlockFormat::IQ4_NL,
-        BlockFormat::Q2_K,
-        BlockFormat::Q3_K,
-        BlockFormat::Q4_K,
-        BlockFormat::Q5_K,
-        BlockFormat::Q6_K,
-        BlockFormat::IQ4_XS,
-        BlockFormat::IQ1_S,
-        BlockFormat::IQ1_M,
-        BlockFormat::IQ2_XXS,
-        BlockFormat::IQ2_XS,
-        BlockFormat::IQ2_S,
-        BlockFormat::IQ3_XXS,
-        BlockFormat::IQ3_S,
-    ];
-
-    /// Numbers that look random, between -1 and 1.
-    fn noise(n: usize, seed: u32) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..n).map(|_| next() + next() + next()).collect()
-    }
 
     /// A few columns matter a hundred times as much as others.
     fn importance(n: usize) -> Vec<f32> {
@@ -210,7 +203,7 @@ mod tests {
     fn the_weighted_error_goes_down() {
         let values = noise(32 * 64, 1);
         for (importance, most) in [(importance(values.len()), 0.9), (vec![1.0; 2048], 1.0)] {
-            for format in WEIGHTED {
+            for format in WEIGHTED_FORMATS {
                 let plain = quantize(format, &values).unwrap();
                 let weighted = quantize_weighted(format, &values, &importance).unwrap();
                 assert_eq!(plain.len(), weighted.len());
@@ -224,7 +217,7 @@ mod tests {
     #[test]
     fn blocks_without_weights_or_values_are_encoded_as_without() {
         let values = noise(256, 3);
-        for format in WEIGHTED {
+        for format in WEIGHTED_FORMATS {
             for (values, importance) in [
                 (values.clone(), vec![0.0; 256]),
                 (vec![0.0; 256], vec![1.0; 256]),
@@ -244,7 +237,7 @@ mod tests {
         let mut one = [0.0f32; 256];
         one[3] = 65504.0;
         for values in [one, [-65504.0; 256], [1e-42; 256], [1e4; 256]] {
-            for format in WEIGHTED {
+            for format in WEIGHTED_FORMATS {
                 for weight in [1e-30, 1.0, 1e30] {
                     let bytes = quantize_weighted(format, &values, &[weight; 256]).unwrap();
                     let mut read = [f32::NAN; 256];

@@ -5,7 +5,7 @@
 
 pub(crate) mod compact;
 mod input;
-mod keeping;
+mod kept_response;
 mod output;
 
 use axum::extract::{Extension, Path, Request, State};
@@ -16,7 +16,7 @@ use cellar_engine::serve::Choices;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use self::keeping::Keeping;
+use self::kept_response::KeptResponse;
 use self::output::Writer;
 use super::tools::{GivenTool, ToolForm, Tools, parallel, tool_list};
 use crate::api::constraints::json_schema;
@@ -164,8 +164,8 @@ async fn handle(
     let request = read(&body, &fields, &messages, &model)?;
     let response = response(&body, &fields, &request, &model);
     let is_kept = fields.store != Some(false);
-    let keeping = is_kept.then(|| Keeping::begin(&app, tenant, &response, messages));
-    let mut writer = Writer::new(response, &model, keeping, body.skips());
+    let kept = is_kept.then(|| KeptResponse::begin(&app, tenant, &response, messages));
+    let mut writer = Writer::new(response, &model, kept, body.skips());
     let mut text = app.generate(&model, tenant, request).await?;
     drop(body);
     if fields.stream == Some(true) {

@@ -11,7 +11,7 @@ use cellar_engine::{FinishReason, TokenLogprobs};
 use model_core::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-use super::keeping::Keeping;
+use super::kept_response::KeptResponse;
 use crate::api::logprobs;
 use crate::conversations::AssistantMessage;
 use crate::error::ApiError;
@@ -53,7 +53,7 @@ pub(super) struct Writer {
     /// Those of the piece that comes next.
     logprobs: Vec<TokenLogprobs>,
     finish: Option<Finish>,
-    keeping: Option<Keeping>,
+    kept: Option<KeptResponse>,
     /// Named in the response once it is complete.
     skips: Skips,
 }
@@ -107,7 +107,7 @@ impl Writer {
     pub(super) fn new(
         response: Value,
         model: &ServedModel,
-        keeping: Option<Keeping>,
+        kept: Option<KeptResponse>,
         skips: &Skips,
     ) -> Self {
         Self {
@@ -117,7 +117,7 @@ impl Writer {
             tokenizer: Arc::clone(model.tokenizer()),
             logprobs: Vec::new(),
             finish: None,
-            keeping,
+            kept,
             skips: skips.clone(),
         }
     }
@@ -201,8 +201,8 @@ impl Writer {
         let item = open.item(status, &[part]);
         let data = json!({"output_index": self.output_index(), "item": item});
         out += &self.event("response.output_item.done", data);
-        if let Some((keeping, call)) = self.keeping.as_ref().zip(call(&item)) {
-            keeping.answer().calls.push(call);
+        if let Some((kept, call)) = self.kept.as_ref().zip(call(&item)) {
+            kept.answer().calls.push(call);
         }
         if let Some(output) = self.response["output"].as_array_mut() {
             output.push(item);
@@ -230,8 +230,8 @@ impl Writer {
             open.text.push_str(text);
             open.logprobs.extend(logprobs.iter().cloned());
         }
-        if let Some(keeping) = &self.keeping {
-            let mut answer = keeping.answer();
+        if let Some(kept) = &self.kept {
+            let mut answer = kept.answer();
             match kind {
                 Kind::Reasoning => answer.reasoning.push_str(text),
                 Kind::Message => answer.content.get_or_insert_default().push_str(text),
@@ -280,8 +280,8 @@ impl Writer {
         let n_reasoning = self.finish.as_ref().map_or(0, |finish| finish.n_reasoning);
         self.response["usage"] = usage_json(usage, n_reasoning);
         self.skips.add_to(&mut self.response);
-        if let Some(keeping) = self.keeping.take() {
-            keeping.complete(&self.response, message(&self.response["output"]));
+        if let Some(kept) = self.kept.take() {
+            kept.complete(&self.response, message(&self.response["output"]));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! [`Keeping`]: a response on the server's shelves, from its beginning on.
+//! [`KeptResponse`]: a response on the server's shelves, from its beginning on.
 //!
 //! Invariant: while it is written, others go on from what there is of it; one that fails, or whose
 //! client leaves, is forgotten.
@@ -13,33 +13,27 @@ use crate::conversations::{AssistantMessage, Conversation};
 
 /// A response that is kept.
 #[derive(Debug)]
-pub(super) struct Keeping {
+pub(super) struct KeptResponse {
     app: App,
     tenant: Tenant,
-    /// The messages of the request, without instructions.
-    messages: Arc<[Value]>,
     written: Arc<Conversation>,
     is_complete: bool,
 }
 
-impl Keeping {
-    /// Keeps a response without output.
+impl KeptResponse {
+    /// Keeps a response without output, behind these messages, which have no instructions.
     pub(super) fn begin(app: &App, tenant: Tenant, response: &Value, messages: Vec<Value>) -> Self {
-        let messages: Arc<[Value]> = messages.into();
-        let answer = AssistantMessage::default();
-        let written = Conversation::new(response.clone(), Arc::clone(&messages), answer);
-        let keeping = Self {
+        let kept = Self {
             app: app.clone(),
             tenant,
-            messages,
-            written: Arc::new(written),
+            written: Arc::new(Conversation::begin(response.clone(), messages)),
             is_complete: false,
         };
-        keeping.keep(Arc::clone(&keeping.written));
-        keeping
+        kept.keep(Arc::clone(&kept.written));
+        kept
     }
 
-    /// What is written of it, to add to it.
+    /// The part of the answer that is written, to add to it.
     pub(super) fn answer(&self) -> MutexGuard<'_, AssistantMessage> {
         self.written.answer()
     }
@@ -53,8 +47,7 @@ impl Keeping {
             .get(self.id(), self.tenant)
             .is_some()
         {
-            let messages = Arc::clone(&self.messages);
-            let whole = Conversation::new(response.clone(), messages, answer);
+            let whole = self.written.completed(response.clone(), answer);
             self.keep(Arc::new(whole));
         }
     }
@@ -70,7 +63,7 @@ impl Keeping {
     }
 }
 
-impl Drop for Keeping {
+impl Drop for KeptResponse {
     fn drop(&mut self) {
         if !self.is_complete {
             self.app.conversations().forget(self.id(), self.tenant);
