@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use cellar_engine::sampler::SamplerConfig;
-use cellar_engine::session::{ServiceConfig, Session, TextRequest};
+use cellar_engine::session::{DraftCostSource, ServiceConfig, Session, TextRequest};
 use cellar_engine::{
     CancelFlag, CompletionOptions, Engine, EngineConfig, HeadTurn, Speculated, Speculation,
 };
@@ -116,6 +116,7 @@ fn texts(file: &OpenModel, speculation: Speculation) -> (Vec<Vec<TokenId>>, Spec
     };
     let config_of_service = ServiceConfig {
         preempt_every: std::num::NonZeroU32::new(7),
+        draft_costs: DraftCostSource::Usual,
         ..ServiceConfig::default()
     };
     let engine = engine(cpu(), file, config);
@@ -202,7 +203,10 @@ fn a_head_of_the_file_drafts_with_adapters() {
     };
     let text = |file: &OpenModel, speculation: Speculation| {
         let engine = engine(cpu(), file, EngineConfig::default());
-        let config = ServiceConfig::default();
+        let config = ServiceConfig {
+            draft_costs: DraftCostSource::Usual,
+            ..ServiceConfig::default()
+        };
         let mut session = Session::new(engine, &tokenizer, &config).unwrap();
         let request = TextRequest {
             prompt: prompt.clone(),

@@ -61,9 +61,9 @@ pub use cellar_scheduler::{
 pub use service::Service;
 
 pub use crate::session::{
-    Block, BlockEvent, BlockHash, BlockObserver, CachedText, Choices, EventKind, Excerpt,
-    ExcerptLen, ExpertFrame, FRAME_TIME, FetchPolicy, FinishedText, Frame, MAX_CHOICES, MAX_EVENTS,
-    MemoryLayout, PrefixCounts, PrefixTiers, PromptProgress, RunningText, ServiceConfig,
-    ServiceError, ServiceEvent, ServiceExtras, ServiceStatus, SwapDir, SwapDisk, SwapFiles,
-    TextRequest, TextStream, TokenPiece, Update, Usage, WaitingText, Watcher,
+    Block, BlockEvent, BlockHash, BlockObserver, CachedText, Choices, DraftCostSource, EventKind,
+    Excerpt, ExcerptLen, ExpertFrame, FRAME_TIME, FetchPolicy, FinishedText, Frame, MAX_CHOICES,
+    MAX_EVENTS, MemoryLayout, PrefixCounts, PrefixTiers, PromptProgress, RunningText,
+    ServiceConfig, ServiceError, ServiceEvent, ServiceExtras, ServiceStatus, SwapDir, SwapDisk,
+    SwapFiles, TextRequest, TextStream, TokenPiece, Update, Usage, WaitingText, Watcher,
 };

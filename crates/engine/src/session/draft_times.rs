@@ -8,6 +8,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::config::DraftCostSource;
 use cellar_scheduler::{DraftCosts, DraftedBy, MAX_DRAFT, MAX_HEAD_DRAFT, Step};
 
 /// Times that are kept of each kind of step.
@@ -144,6 +145,7 @@ impl TimesOfTexts {
 /// The times that steps took of late.
 #[derive(Clone, Debug)]
 pub(super) struct DraftTimes {
+    source: DraftCostSource,
     /// By the number of texts: 1, 2, 3 to 4, 5 to 8, and so on.
     of_texts: Vec<TimesOfTexts>,
     /// The end of the last step, where nothing came in between.
@@ -154,23 +156,22 @@ pub(super) struct DraftTimes {
     wait: usize,
 }
 
-impl Default for DraftTimes {
-    fn default() -> Self {
-        Self {
-            of_texts: Vec::new(),
-            last: None,
-            n_since: 0,
-            wait: FIRST_WAIT,
-        }
-    }
-}
-
 /// The place among times of steps of so many texts.
 fn place(n_texts: usize) -> usize {
     n_texts.max(1).next_power_of_two().trailing_zeros() as usize
 }
 
 impl DraftTimes {
+    pub(super) fn new(source: DraftCostSource) -> Self {
+        Self {
+            source,
+            of_texts: Vec::new(),
+            last: None,
+            n_since: 0,
+            wait: FIRST_WAIT,
+        }
+    }
+
     fn of(&mut self, n_texts: usize) -> &mut TimesOfTexts {
         let at = place(n_texts);
         if self.of_texts.len() <= at {
@@ -181,6 +182,9 @@ impl DraftTimes {
 
     /// A step has ended, whose tokens were drafted in this way.
     pub(super) fn take_step(&mut self, step: &Step, by: Option<DraftedBy>, now: Instant) {
+        if self.source == DraftCostSource::Usual {
+            return;
+        }
         let n_texts = step.feeds.len();
         let n_draft: usize = step.feeds.iter().map(|feed| feed.n_draft).sum();
         let n_tokens: usize = step.feeds.iter().map(|feed| feed.tokens.len()).sum();
@@ -224,6 +228,9 @@ impl DraftTimes {
     /// True if a step without drafts is to be measured, where so many texts are computed together.
     /// Not until there is one: some texts may draft whatever it costs.
     pub(super) fn wants_plain_step(&mut self, n_texts: usize) -> bool {
+        if self.source == DraftCostSource::Usual {
+            return false;
+        }
         let times = self.of(n_texts);
         let n = times.n_drafted;
         match times.plain.times.len() {
@@ -269,7 +276,7 @@ mod tests {
 
     /// Times by which a token costs this much of a step.
     fn measured(token: f64) -> DraftTimes {
-        let mut times = DraftTimes::default();
+        let mut times = DraftTimes::new(DraftCostSource::Measured);
         for number in 0..20 {
             // One in ten takes much longer: the machine had other work.
             let other = if number % 10 == 0 { 50.0 } else { 1.0 };
@@ -301,7 +308,7 @@ mod tests {
     /// One of four texts that drafts holds up the others: that costs four times as much.
     #[test]
     fn what_one_text_drafts_costs_the_others_time() {
-        let mut times = DraftTimes::default();
+        let mut times = DraftTimes::new(DraftCostSource::Measured);
         for _ in 0..20 {
             take(&mut times, 4, 0, STEP);
             take(&mut times, 4, 1, STEP.mul_f64(1.25));
@@ -313,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_step_without_drafts_is_measured_first_and_seldom_again() {
-        let mut times = DraftTimes::default();
+        let mut times = DraftTimes::new(DraftCostSource::Measured);
         for _ in 0..3 {
             assert!(times.wants_plain_step(1));
             take(&mut times, 1, 0, STEP);
@@ -328,7 +335,7 @@ mod tests {
         }
         assert!((10..=20).contains(&n_plain), "{n_plain} of 2000");
         // Nor is it waited for, where other texts draft in all steps.
-        let mut others = DraftTimes::default();
+        let mut others = DraftTimes::new(DraftCostSource::Measured);
         let mut n_wanted = 0;
         for _ in 0..320 {
             n_wanted += usize::from(others.wants_plain_step(2));
@@ -353,7 +360,7 @@ mod tests {
 
     #[test]
     fn trials_become_rare_where_they_are_wrong_and_frequent_where_they_are_right() {
-        let mut times = DraftTimes::default();
+        let mut times = DraftTimes::new(DraftCostSource::Measured);
         let wrong = n_trials(&mut times, 10_000, 0);
         assert!((6..=12).contains(&wrong), "{wrong} of 10000");
         let right = n_trials(&mut times, 10_000, 1);

@@ -10,6 +10,7 @@ use kv_core::{SeqId, TokenId};
 use std::collections::BTreeMap;
 
 use super::Session;
+use super::config::DraftCostSource;
 use super::draft_times::DraftTimes;
 use super::text::LiveText;
 use crate::draft_model::{Drafted, Turn, draft_together};
@@ -31,10 +32,10 @@ pub(super) struct DraftKnowledge {
 /// The weight of what a step tells of that share.
 const NEWEST: f64 = 0.05;
 
-impl Default for DraftKnowledge {
-    fn default() -> Self {
+impl DraftKnowledge {
+    pub(super) fn new(source: DraftCostSource) -> Self {
         Self {
-            times: DraftTimes::default(),
+            times: DraftTimes::new(source),
             rate: USUAL_RATE,
             last: None,
         }

@@ -76,7 +76,7 @@ pub use cellar_scheduler::{RequestError, Retention};
 
 pub use blocks::{Block, BlockEvent, BlockHash, BlockObserver};
 pub use choices::{Choices, MAX_CHOICES};
-pub use config::{ExcerptLen, ServiceConfig};
+pub use config::{DraftCostSource, ExcerptLen, ServiceConfig};
 pub use error::ServiceError;
 pub use frame::{
     CachedText, EventKind, Excerpt, ExpertFrame, Frame, RunningText, ServiceEvent, WaitingText,
@@ -267,7 +267,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             tower,
             recorder,
             started: Instant::now(),
-            drafts: DraftKnowledge::default(),
+            drafts: DraftKnowledge::new(config.draft_costs),
         })
     }
 

@@ -1,6 +1,6 @@
-//! The time that drafts take and save: `CELLAR_DRAFT_ROUNDS=9 cargo test --release -p cellar-engine --test
-//! engine draft_speed:: -- --nocapture` prints the table of docs/performance.md. Times are of the
-//! thread that computes, not of the machine, which may have other work.
+//! The time that drafts take and save. `CELLAR_DRAFT_ROUNDS=9 cargo test --release -p cellar-engine
+//! --test engine draft_speed:: -- --nocapture` prints the table of docs/performance.md. Times are
+//! of the thread that computes, not of the machine, which may have other work.
 
 use std::time::Duration;
 

@@ -19,8 +19,8 @@ pub enum DraftedBy {
 }
 
 impl DraftedBy {
-    /// The time that a further token adds to that of a step until it is measured: as where weights are
-    /// read once for several rows.
+    /// The time that a further token adds to that of a step until it is measured: as where weights
+    /// are read once for several rows.
     const fn usual(self) -> f64 {
         match self {
             Self::Head => 0.15,

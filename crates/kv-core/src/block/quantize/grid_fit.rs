@@ -378,8 +378,8 @@ mod tests {
     use super::super::super::grid;
     use super::*;
 
-    /// The encoding that is found is better than the scale that each group's largest value gives, and the sums
-    /// that it was chosen by are those of the values that a reader computes.
+    /// The encoding that is found is better than the scale that each group's largest value gives,
+    /// and the sums that it was chosen by are those of the values that a reader computes.
     #[test]
     fn the_search_beats_the_scale_of_the_largest_value() {
         let entries = |entry: &u64| entry.to_le_bytes().map(|level| level as i8);
