@@ -19,7 +19,7 @@ ROOT = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))
 FIXTURES = os.path.join(ROOT, "tests", "fixtures")
 STORIES = os.path.join(ROOT, "models", "stories-llama-f16.gguf")
 # Of the program as it is fetched: packed.
-MOST_BYTES = 475_000
+MOST_BYTES = 460_000
 FIELDS = ["architecture", "n_ctx", "n_seqs", "streams", "parts", "layers", "rows", "by_kind", "n_bytes", "memory",
           "weights"]
 

@@ -30,6 +30,7 @@ mod rates;
 #[cfg(feature = "tier")]
 pub mod remote;
 mod store;
+mod sync;
 mod tier;
 
 pub use directory::{DirectoryConfig, DirectoryStore, Disk, SystemDisk};

@@ -9,8 +9,7 @@
 //! Times are monotonic: a clock that jumps changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::StoreError;
@@ -19,6 +18,7 @@ use crate::job::{Busy, Job, JobId, Outcome};
 use crate::key::{GroupName, StoreKey};
 use crate::rates::Rates;
 use crate::store::{GroupStore, Kept};
+use crate::sync::{Condvar, JoinHandle, Mutex, MutexGuard, ThreadBuilder};
 
 /// Groups that are asked for at once: between two such, a deadline is looked at.
 const READ_BATCH: usize = 8;
@@ -170,7 +170,7 @@ impl Tier {
         let shared = Arc::new(TierState {
             key,
             config,
-            state: Mutex::default(),
+            state: Mutex::new(State::default()),
             jobs: Condvar::new(),
             outcomes: Condvar::new(),
         });
@@ -180,9 +180,12 @@ impl Tier {
         };
         for store in stores {
             let shared = Arc::clone(&tier.shared);
-            let thread = std::thread::Builder::new().name("cellar-tier".to_owned());
+            let thread = ThreadBuilder::new().name("cellar-tier".to_owned());
             let thread = thread.spawn(move || shared.work(store));
-            let thread = thread.map_err(|source| StoreError::system("no thread starts", source))?;
+            let thread = thread.map_err(|source| StoreError::System {
+                what: "no thread starts".to_owned(),
+                source,
+            })?;
             tier.threads.push(thread);
         }
         Ok(tier)

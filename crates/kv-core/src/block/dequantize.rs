@@ -26,6 +26,7 @@ pub fn dequantize(format: BlockFormat, bytes: &[u8], values: &mut [f32]) {
         BlockFormat::F32 => each_block(bytes, values, plain::decode_f32),
         BlockFormat::F16 => each_block(bytes, values, plain::decode_f16),
         BlockFormat::BF16 => each_block(bytes, values, plain::decode_bf16),
+        _ if cfg!(cellar_plans_only) => unreachable!("built for plans alone, without decoders"),
         BlockFormat::Q4_0 => each_block(bytes, values, blocks32::decode_q4_0),
         BlockFormat::Q4_1 => each_block(bytes, values, blocks32::decode_q4_1),
         BlockFormat::Q5_0 => each_block(bytes, values, blocks32::decode_q5_0),
