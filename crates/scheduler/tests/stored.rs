@@ -368,3 +368,17 @@ fn stored_tokens_go_behind_whole_groups_of_what_is_cached() {
         assert_eq!(restoring(&mut scheduler, &mut memory), wanted);
     }
 }
+
+/// Nothing is fetched where the memory has computed as much of the prompt for another request.
+#[test]
+fn stored_tokens_are_not_fetched_that_the_memory_holds_by_now() {
+    let (mut scheduler, mut memory) = waiting();
+    let request = Request {
+        id: RequestId(2),
+        prompt: text(60, 1),
+        ..Request::default()
+    };
+    compute(&mut scheduler, &mut memory, request);
+    scheduler.handle(NOW, probed(Ok(stored(48))));
+    assert_eq!(admitted(&mut scheduler, &memory).n_tokens, 59);
+}

@@ -198,7 +198,7 @@ fn scales<const N: usize>(block: &GridBlock) -> [u8; N] {
 mod tests {
     use super::super::super::{BlockFormat, dequantize};
     use super::super::tests::noise;
-    use super::super::{quantize, quantize_weighted};
+    use super::super::{quantize, quantize_into, quantize_weighted};
 
     /// The formats, with the most that may be left of the squares of nearly normal values.
     const LEFT: [(BlockFormat, f64); 7] = [
@@ -249,6 +249,23 @@ mod tests {
                     assert!(found < 1.1 * most, "{format} of {size}: {found}");
                 }
             }
+        }
+    }
+
+    /// A group of zeros has no scale; a value that is none counts as 0, and its neighbours stay.
+    #[test]
+    fn zeros_and_values_that_are_none_are_zeros() {
+        for (format, most) in LEFT {
+            let mut values = noise(512, 5);
+            values[..256].fill(0.0);
+            values[300] = f32::NAN;
+            let mut bytes = vec![0; format.row_bytes(512).unwrap()];
+            quantize_into(format, &values, &mut bytes).unwrap();
+            let read = read(format, &bytes, 512);
+            values[300] = 0.0;
+            assert_eq!(read[..256], [0.0; 256], "{format}");
+            let found = left(&values[256..], &read[256..]);
+            assert!(found < 1.3 * most, "{format}: {found}");
         }
     }
 
