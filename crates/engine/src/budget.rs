@@ -63,9 +63,9 @@ impl EngineConfig {
     /// As [`EngineConfig::settings`].
     pub fn sizes(&self, model: &dyn Model) -> Result<Settings, ConfigError> {
         let sizes = self.sizes_with_room(model, 0)?;
-        let Some(prefix_bytes) = self.prefix_bytes else {
+        if self.idle_bytes == 0 {
             return Ok(sizes);
-        };
+        }
         let bytes = |n_more| {
             let sizes = self.sizes_with_room(model, n_more);
             sizes.map_or(u64::MAX, |sizes| sizes.memory_bytes())
@@ -75,7 +75,7 @@ impl EngineConfig {
             Streams::Shared => n_seqs.saturating_sub(sizes.n_active()),
             Streams::PerSequence => (MAX_SEQS as u32).saturating_sub(n_seqs),
         };
-        let limit = sizes.memory_bytes().saturating_add(prefix_bytes);
+        let limit = sizes.memory_bytes().saturating_add(self.idle_bytes);
         let largest = largest_that_fits(most, |n_more| bytes(n_more) <= limit);
         // What costs nothing brings nothing.
         let largest_bytes = bytes(largest);

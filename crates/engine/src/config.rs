@@ -58,20 +58,10 @@ pub struct EngineConfig {
     /// engine of a [`Service`](crate::serve::Service) runs so many requests at once, and keeps
     /// cached prefixes in the other sequences.
     pub n_active: Option<u32>,
-    /// Bytes that cached prefixes of a [`Service`](crate::serve::Service) may take: the rows that
-    /// no request has, of KV, windows and states together. So many are allocated in addition, as
-    /// windows and states of further sequences ([`Streams::PerSequence`]: as further sequences).
-    /// `None` allocates nothing, and leaves them all that requests do not need.
-    pub prefix_bytes: Option<u64>,
-    /// Bytes of the host's memory for requests of a [`Service`](crate::serve::Service) that are
-    /// preempted: their KV rows and states are kept there and restored, not computed again. They
-    /// are allocated when they are needed, in addition to the memory; 0 for none.
-    pub swap_bytes: u64,
-    /// Type in which preempted requests keep K and V, and recurrent states (at least q8_0); `None`
-    /// keeps the stored type, to the bit. A narrower type rounds them: **the text of a preempted
-    /// request may then differ from the one that it gets alone.** No other request reuses rounded
-    /// rows.
-    pub swap_type: Option<KvType>,
+    /// Bytes, at most, for windows and states of sequences beyond those that grow
+    /// ([`Streams::PerSequence`]: for further sequences): what is kept of texts that do not go on
+    /// has room there. They are allocated in addition; 0 for none.
+    pub idle_bytes: u64,
     /// Programs that are kept; the least recently used one makes room for a new one. One serves
     /// ubatches of many shapes where the backend can run it so
     /// ([`Backend::program_capacities`](kv_backend::Backend::program_capacities)), else of
@@ -359,12 +349,6 @@ pub struct Settings {
     pub output: OutputKind,
     /// How attention is computed.
     pub attention: AttentionMode,
-    /// Bytes that cached prefixes may take, see [`EngineConfig::prefix_bytes`].
-    pub prefix_bytes: Option<u64>,
-    /// Bytes of the host that preempted requests may have, see [`EngineConfig::swap_bytes`].
-    pub swap_bytes: u64,
-    /// How their K and V are kept there, see [`EngineConfig::swap_type`].
-    pub swap_type: Option<KvType>,
     /// Width of the rows between layers.
     pub embedding_dim: usize,
     layers: LayerMap,
@@ -373,8 +357,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Sequences that grow at the same time, see [`EngineConfig::n_active`]: without those for
-    /// whose windows and states there is room so that they are cached.
+    /// Sequences that grow at the same time, see [`EngineConfig::n_active`]: without those that
+    /// have windows and states of [`EngineConfig::idle_bytes`].
     pub fn n_active(&self) -> u32 {
         self.n_active
     }
@@ -393,9 +377,7 @@ impl Default for EngineConfig {
             attention: AttentionMode::Fused,
             n_snapshots: 0,
             n_active: None,
-            prefix_bytes: None,
-            swap_bytes: 0,
-            swap_type: None,
+            idle_bytes: 0,
             n_programs: 8,
             budget: MemoryBudget::Device,
         }
@@ -415,7 +397,7 @@ impl EngineConfig {
         Ok(settings)
     }
 
-    /// [`EngineConfig::sizes`] with room for the windows and states of so many cached prefixes.
+    /// [`EngineConfig::sizes`] with room for the windows and states of so many idle sequences.
     pub(crate) fn sizes_with_room(
         &self,
         model: &dyn Model,
@@ -454,7 +436,7 @@ impl EngineConfig {
             n_seqs: memory.n_seqs(),
             n_snapshots: 0,
             n_active: None,
-            prefix_bytes: None,
+            idle_bytes: 0,
             ..self.clone()
         };
         let settings = config.settings_with(model, config.memory(model)?, &memory.n_rows())?;
@@ -512,16 +494,12 @@ impl EngineConfig {
             n_programs: self.n_programs,
             output: model.output(),
             attention: self.attention,
-            prefix_bytes: self.prefix_bytes,
-            swap_bytes: self.swap_bytes,
-            swap_type: self.swap_type,
             embedding_dim: model.embedding_dim(),
             layers,
             n_active: memory.n_active(),
             memory,
         };
         settings.check_state_type(model)?;
-        settings.check_swap_type()?;
         Ok(settings)
     }
 }

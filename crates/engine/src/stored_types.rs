@@ -1,7 +1,7 @@
-//! Whether the types that rows and states are stored or swapped in suit the model.
+//! Checks of the types that rows and states are stored or swapped in against the model.
 //!
 //! Invariant: a choice that an operation cannot compute with, or that saves nothing, is refused
-//! before anything is allocated. Knows no backend.
+//! with the type that is stored. Knows no backend.
 
 use kv_backend::{BackendError, check_state_types};
 use kv_core::KvType;
@@ -47,10 +47,7 @@ impl Settings {
     }
 
     /// Whether rows are smaller as what they are swapped as; of states some, or the only rows.
-    pub(crate) fn check_swap_type(&self) -> Result<(), ConfigError> {
-        let Some(kv_type) = self.swap_type else {
-            return Ok(());
-        };
+    pub(crate) fn check_swap_type(&self, kv_type: KvType) -> Result<(), ConfigError> {
         let layers = self.layout.layers().iter();
         let shapes = layers.flat_map(|layer| [Some(layer.k), layer.stored_v()]);
         let shapes: Vec<RowShape> = shapes.flatten().collect();
@@ -64,7 +61,7 @@ impl Settings {
                 stored: shape.kv_type,
             }),
             (None, None) if shapes.is_empty() => Err(ConfigError::NothingToSwap { kv_type }),
-            (None, Some(states)) if shapes.is_empty() && self.swapped_state_type().is_none() => {
+            (None, Some(states)) if shapes.is_empty() && self.swapped_state_type(kv_type).is_none() => {
                 Err(ConfigError::SwapType {
                     kv_type,
                     stored: states.state_type.kv_type(),
@@ -74,10 +71,9 @@ impl Settings {
         }
     }
 
-    /// How states are swapped: as K and V are, but as q8_0 at the least; `None` as they are stored,
-    /// where that makes them no smaller.
-    pub(crate) fn swapped_state_type(&self) -> Option<KvType> {
-        let wanted = self.swap_type?;
+    /// How states are swapped where K and V are as this type: as they are, but as q8_0 at the
+    /// least; `None` as they are stored, where that makes them no smaller.
+    pub(crate) fn swapped_state_type(&self, wanted: KvType) -> Option<KvType> {
         let bytes = |kv_type: KvType| kv_type.row_bytes(NARROWEST_STATE.block_len());
         let kv_type = if bytes(wanted) < bytes(NARROWEST_STATE) {
             NARROWEST_STATE
@@ -118,14 +114,13 @@ mod tests {
                 state: states,
                 ..KvTypes::from(rows)
             },
-            swap_type: Some(swap_type),
             ..EngineConfig::default()
         };
         let model = Sizes {
             layers: LayerMap::new(layers.to_vec()),
             causality: Causality::Causal,
         };
-        config.sizes(&model).map(drop)
+        config.sizes(&model)?.check_swap_type(swap_type)
     }
 
     const F16: (KvType, StateType) = (KvType::F16, StateType::F16);

@@ -127,6 +127,7 @@ fn session(file: &OpenModel, config: EngineConfig) -> Session<CpuBackend> {
     let config = ServiceConfig {
         // Texts make way for others, wherever there are others.
         preempt_every: NonZeroU32::new(5),
+        swap_bytes: 1 << 20,
         ..ServiceConfig::default()
     };
     Session::new(engine, &tokenizer(), &config).unwrap()
@@ -162,7 +163,6 @@ fn texts_are_what_they_are_alone_with_reuse_preemption_and_drafts() {
         n_ctx: Some(96),
         n_seqs: 12,
         n_active: Some(8),
-        swap_bytes: 1 << 20,
         ..EngineConfig::default()
     };
     let (together, reused, counters) = texts(small, &all);

@@ -79,9 +79,7 @@ impl ParallelArgs {
         EngineConfig {
             n_seqs,
             n_active: Some(self.parallel),
-            prefix_bytes: self.prefix_memory.map(|size| size.0),
-            swap_bytes: self.swap.memory_bytes(),
-            swap_type: self.swap.swap_type,
+            idle_bytes: self.prefix_memory.map_or(0, |size| size.0),
             ..config
         }
     }
@@ -99,6 +97,9 @@ impl ParallelArgs {
                 PrefixCaching::On
             },
             eviction: self.eviction.policy(),
+            prefix_bytes: self.prefix_memory.map(|size| size.0),
+            swap_bytes: self.swap.memory_bytes(),
+            swap_type: self.swap.swap_type,
             ..ServiceConfig::default()
         }
     }

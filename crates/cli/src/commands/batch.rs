@@ -145,6 +145,9 @@ fn start(
 ) -> anyhow::Result<Service<BoxedBackend>> {
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let config = args.parallel.engine_config(config);
+    // Whole texts are written, so gaps between tokens do not matter.
+    let limits = args.parallel.service_config(0);
+    limits.check(&config.sizes(&**file.model())?)?;
     let engine = resolve::open_engine(file, &args.engine.compute, &config, PromptOutputs::Last)?;
     let n_ahead = args.parallel.parallel as usize * N_AHEAD;
     let config = ServiceConfig {
@@ -155,7 +158,7 @@ fn start(
             engine.settings().n_ctx,
             file.tokenizer(),
         )?,
-        ..args.parallel.service_config(0) // whole texts are written, so gaps between tokens do not matter
+        ..limits
     };
     let flags = ServiceFlags {
         engine: &args.engine,

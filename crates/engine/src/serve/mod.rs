@@ -45,7 +45,7 @@
 //!
 //! [`Service::save_prefixes`] writes the cached prefixes, and [`Service::restore_prefixes`] takes
 //! them back in another process. What the memory held of a request that has to wait goes to the
-//! host ([`EngineConfig::swap_bytes`](crate::EngineConfig::swap_bytes)), and on to files
+//! host ([`ServiceConfig::swap_bytes`]), and on to files
 //! ([`SwapDir`]), and comes back from there.
 //!
 //! Knows no network and no chat.

@@ -6,8 +6,9 @@ use std::time::Duration;
 use cellar_scheduler::{
     EvictionPolicy, Micros, PrefixCaching, SchedulerConfig, SwapRows, TenantLimits,
 };
+use kv_core::KvType;
 
-use crate::config::Settings;
+use crate::config::{ConfigError, Settings};
 use crate::context::LongContext;
 
 /// The limits of a service; the [default](ServiceConfig::default) suits an engine with a few dozen
@@ -41,6 +42,21 @@ pub struct ServiceConfig {
     pub prefix_cache: PrefixCaching,
     /// Which of these prefixes is dropped first.
     pub eviction: EvictionPolicy,
+    /// Bytes that these prefixes may take: the rows that no request has, of KV, windows and states
+    /// together. `None` leaves them all that requests do not need. Their windows and states have
+    /// room in [`EngineConfig::idle_bytes`].
+    ///
+    /// [`EngineConfig::idle_bytes`]: crate::EngineConfig::idle_bytes
+    pub prefix_bytes: Option<u64>,
+    /// Bytes of the host's memory for requests that are preempted: their KV rows and states are
+    /// kept there and restored, not computed again. They are allocated when they are needed, in
+    /// addition to the memory; 0 for none.
+    pub swap_bytes: u64,
+    /// Type in which preempted requests keep K and V, and recurrent states (at least q8_0); `None`
+    /// keeps the stored type, to the bit. A narrower type rounds them: **the text of a preempted
+    /// request may then differ from the one that it gets alone.** No other request reuses rounded
+    /// rows.
+    pub swap_type: Option<KvType>,
     /// What a tenant gets whose requests name no limits of its own.
     pub tenant_limits: TenantLimits,
     /// The way in which a text goes on beyond the context, if its request does not say it.
@@ -86,6 +102,9 @@ impl Default for ServiceConfig {
             headroom: 16,
             prefix_cache: PrefixCaching::On,
             eviction: EvictionPolicy::Adaptive,
+            prefix_bytes: None,
+            swap_bytes: 0,
+            swap_type: None,
             tenant_limits: TenantLimits::default(),
             long_context: LongContext::Stop,
             preempt_every: None,
@@ -96,6 +115,15 @@ impl Default for ServiceConfig {
 }
 
 impl ServiceConfig {
+    /// Checks what depends on the model, before its weights are read. A service checks it, too.
+    ///
+    /// # Errors
+    /// [`ConfigError::SwapType`] or [`ConfigError::NothingToSwap`], where a
+    /// [`swap_type`](Self::swap_type) saves no bytes.
+    pub fn check(&self, settings: &Settings) -> Result<(), ConfigError> {
+        (self.swap_type).map_or(Ok(()), |kv_type| settings.check_swap_type(kv_type))
+    }
+
     /// The scheduler's limits for an engine.
     pub(crate) fn scheduler(&self, settings: &Settings) -> SchedulerConfig {
         let (rules, n_ubatch) = (settings.rules, settings.n_ubatch);
@@ -109,9 +137,9 @@ impl ServiceConfig {
             headroom: self.headroom,
             prefix_cache: self.prefix_cache,
             eviction: self.eviction,
-            prefix_bytes: settings.prefix_bytes,
-            swap_bytes: settings.swap_bytes,
-            swap_rows: match settings.swap_type {
+            prefix_bytes: self.prefix_bytes,
+            swap_bytes: self.swap_bytes,
+            swap_rows: match self.swap_type {
                 Some(_) => SwapRows::Rounded,
                 None => SwapRows::Exact,
             },

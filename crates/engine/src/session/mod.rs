@@ -46,6 +46,7 @@ use model_core::tokenizer::Tokenizer;
 
 use crate::decode::Engine;
 use crate::draft_model::DraftModel;
+use crate::error::EngineError;
 use crate::pictures::Tower;
 use crate::sampler;
 
@@ -101,6 +102,7 @@ pub(crate) use pieces::text_of;
 pub(crate) use prefixes::{LiveRequests, PresentPrefixes};
 use record::{Recorder, event_of};
 use store::{Eagerness, SessionStore};
+use swap::SwappedTypes;
 use swap_store::SwapStore;
 use text::LiveText;
 pub(crate) use watch::WatchHub;
@@ -120,7 +122,7 @@ pub struct ServiceExtras {
     /// Gets an event when blocks of tokens come and go.
     pub blocks: Option<BlockObserver>,
     /// Takes states of preempted requests that are beyond half of
-    /// [`EngineConfig::swap_bytes`](crate::EngineConfig::swap_bytes).
+    /// [`ServiceConfig::swap_bytes`].
     pub swap_disk: Option<SwapDisk>,
     /// Keeps what is cached beyond the memory and the life of the session.
     pub prefix_tiers: Option<PrefixTiers>,
@@ -145,6 +147,7 @@ pub struct Session<B: Backend, M: Memory + Clone = Composite> {
     parked: BTreeMap<RequestId, LiveText>,
     /// What was saved of preempted requests.
     swapped: SwapStore,
+    swapped_types: SwappedTypes,
     store: Option<SessionStore>,
     intake: Arc<Intake>,
     tower: Option<Tower>,
@@ -160,8 +163,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// # Errors
     /// [`ServiceError::Refused`] where a limit is 0, or the model takes whole sequences only;
     /// [`ServiceError::Engine`] where its rows cannot be swapped as
-    /// [`EngineConfig::swap_type`](crate::EngineConfig::swap_type), or texts cannot go on as
-    /// [`ServiceConfig::long_context`].
+    /// [`ServiceConfig::swap_type`], or texts cannot go on as [`ServiceConfig::long_context`].
     pub fn new(
         engine: Engine<B, M>,
         tokenizer: &Arc<Tokenizer>,
@@ -191,12 +193,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             swap_disk,
             prefix_tiers,
         } = extras;
-        if let Some(kv_type) = engine.settings().swap_type {
-            engine.check_save_type(kv_type)?;
-        }
-        if let Some(kv_type) = engine.settings().swapped_state_type() {
-            engine.check_save_state_type(kv_type)?;
-        }
+        config.check(engine.settings()).map_err(EngineError::from)?;
+        let swapped_types = SwappedTypes::new(config.swap_type, &engine)?;
         let long_context = LongContextLimits {
             default: config.long_context,
             refused: engine.check_can_move().err().map(Arc::new),
@@ -262,6 +260,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             texts: BTreeMap::new(),
             parked: BTreeMap::new(),
             swapped,
+            swapped_types,
             store,
             intake: Arc::new(intake),
             tower,

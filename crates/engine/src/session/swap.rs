@@ -2,19 +2,48 @@
 //! again rows of the memory.
 //!
 //! Invariant: a state is given back to the bit, or not at all; where
-//! [`EngineConfig::swap_type`](crate::EngineConfig::swap_type) says so, rounded to that type.
+//! [`ServiceConfig::swap_type`](super::ServiceConfig::swap_type) says so, rounded to that type.
 //! Decides nothing: what goes and what comes back is the scheduler's; where the bytes are meanwhile
 //! is the [store](super::swap_store)'s.
 
 use cellar_scheduler::{Event, Swap, SwappedIn};
 use kv_backend::Backend;
 use kv_backend::state::{SavedState, StateError};
+use kv_core::KvType;
 use kv_core::memory::{Memory, Refusal, RestoreInto, Seqs};
 
 use super::Session;
 use super::swap_store::StateBytes;
+use crate::decode::Engine;
 use crate::error::EngineError;
 use crate::state::SaveOptions;
+
+/// The types in which preempted requests keep what they have; `None` as it is stored.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SwappedTypes {
+    rows: Option<KvType>,
+    states: Option<KvType>,
+}
+
+impl SwappedTypes {
+    /// Those of [`ServiceConfig::swap_type`](super::ServiceConfig::swap_type).
+    ///
+    /// # Errors
+    /// [`EngineError::State`] for the first layer whose rows or states are no whole blocks.
+    pub(super) fn new<B: Backend, M: Memory + Clone>(
+        rows: Option<KvType>,
+        engine: &Engine<B, M>,
+    ) -> Result<Self, EngineError> {
+        let states = rows.and_then(|kv_type| engine.settings().swapped_state_type(kv_type));
+        if let Some(kv_type) = rows {
+            engine.check_save_type(kv_type)?;
+        }
+        if let Some(kv_type) = states {
+            engine.check_save_state_type(kv_type)?;
+        }
+        Ok(Self { rows, states })
+    }
+}
 
 impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// Saves a state to the host, where it has no more bytes than it may.
@@ -37,8 +66,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let options = SaveOptions {
             seqs: Seqs::One(seq),
             tokens: &[],
-            kv_type: self.engine.settings().swap_type,
-            state_type: self.engine.settings().swapped_state_type(),
+            kv_type: self.swapped_types.rows,
+            state_type: self.swapped_types.states,
         };
         let note = self.swapped.next_note();
         let mut out = self.swapped.writer(limit);

@@ -146,7 +146,6 @@ fn session(case: &Case, fuse: Fuse) -> Result<Session<FusedBackend>, ServiceErro
         n_seqs: 5,
         n_active: Some(3),
         n_ubatch: 16,
-        swap_bytes: 1 << 22,
         kv_types: case.kv_types.clone(),
         ..EngineConfig::default()
     };
@@ -156,6 +155,7 @@ fn session(case: &Case, fuse: Fuse) -> Result<Session<FusedBackend>, ServiceErro
         // Rows are saved and come back.
         preempt_every: NonZeroU32::new(4),
         headroom: 1,
+        swap_bytes: 1 << 22,
         ..ServiceConfig::default()
     };
     Session::new(engine, &case.tokenizer, &config)

@@ -225,12 +225,12 @@ fn ends_of_messages_are_found_within_a_budget() {
             n_ctx: Some(900),
             n_seqs: 64,
             n_active: Some(2),
-            prefix_bytes: Some(400 << 10),
+            idle_bytes: 400 << 10,
             n_ubatch: 32,
             ..EngineConfig::default()
         };
         let without = EngineConfig {
-            prefix_bytes: None,
+            idle_bytes: 0,
             ..config.clone()
         };
         let bytes = |config: &EngineConfig| {
@@ -241,7 +241,11 @@ fn ends_of_messages_are_found_within_a_budget() {
         assert_eq!((more.1, less.1), (2, 2), "{name}");
         assert!(more.0 > less.0 && more.0 <= less.0 + (400 << 10), "{name}");
         let engine = case.engine_with(&config);
-        let service = Service::start(engine, &case.tokenizer, &ServiceConfig::default()).unwrap();
+        let config = ServiceConfig {
+            prefix_bytes: Some(400 << 10),
+            ..ServiceConfig::default()
+        };
+        let service = Service::start(engine, &case.tokenizer, &config).unwrap();
         assert!(service.keeps_checkpoints(), "{name}");
         let request = |last: u32| {
             let mut request = case.request(9);

@@ -25,22 +25,30 @@ pub struct Room {
     pub disk: Option<SwapDisk>,
 }
 
-fn start(case: &Case, room: Room, config: &ServiceConfig) -> (Service<CpuBackend>, Buffer) {
-    let engine = case.engine_with(&EngineConfig {
+/// An engine that has no room for all requests.
+fn small_engine() -> EngineConfig {
+    EngineConfig {
         n_ctx: Some(N_CTX),
         n_seqs: 8,
         n_active: Some(4),
         n_ubatch: 32,
-        swap_bytes: room.bytes,
         ..EngineConfig::default()
-    });
+    }
+}
+
+fn start(case: &Case, room: Room, config: &ServiceConfig) -> (Service<CpuBackend>, Buffer) {
+    let engine = case.engine_with(&small_engine());
+    let config = ServiceConfig {
+        swap_bytes: room.bytes,
+        ..*config
+    };
     let buffer = Buffer::default();
     let extras = ServiceExtras {
         trace: Some(TraceWriter::new(buffer.clone())),
         swap_disk: room.disk,
         ..ServiceExtras::default()
     };
-    let service = Service::start_with(engine, &case.tokenizer, config, extras).unwrap();
+    let service = Service::start_with(engine, &case.tokenizer, &config, extras).unwrap();
     (service, buffer)
 }
 
@@ -143,15 +151,12 @@ fn check_trace(bytes: &[u8], counters: &Counters) {
 
 for_each_memory!(check);
 
-fn rounding(kv_type: KvType) -> EngineConfig {
-    EngineConfig {
-        n_ctx: Some(N_CTX),
-        n_seqs: 8,
-        n_active: Some(4),
-        n_ubatch: 32,
+fn rounding(kv_type: KvType) -> ServiceConfig {
+    ServiceConfig {
+        prefix_cache: PrefixCaching::On,
         swap_bytes: 1 << 30,
         swap_type: Some(kv_type),
-        ..EngineConfig::default()
+        ..preempting(3)
     }
 }
 
@@ -178,8 +183,8 @@ fn check_rounded(name: &'static str) {
         disk: None,
     };
     let (_, exact, _) = serve(&case, exact, &config);
-    let engine = case.engine_with(&rounding(KvType::Q8_0));
-    let service = Service::start(engine, &case.tokenizer, &config).unwrap();
+    let engine = case.engine_with(&small_engine());
+    let service = Service::start(engine, &case.tokenizer, &rounding(KvType::Q8_0)).unwrap();
     let submit = |number| service.submit(case.request(number)).unwrap();
     let streams: Vec<TextStream> = (0..N).map(submit).collect();
     let mut n_others = 0;
@@ -208,8 +213,14 @@ fn check_rounded(name: &'static str) {
 #[test]
 fn a_type_that_saves_no_bytes_is_refused() {
     let refusal = |name, kv_type| {
-        let settings = rounding(kv_type).settings(&*stories(name).model);
-        settings.unwrap_err()
+        let case = stories(name);
+        let settings = small_engine().settings(&*case.model).unwrap();
+        let error = rounding(kv_type).check(&settings).unwrap_err();
+        // A service says the same.
+        let engine = case.engine_with(&small_engine());
+        let refused = Service::start(engine, &case.tokenizer, &rounding(kv_type)).unwrap_err();
+        assert_eq!(refused.to_string(), error.to_string());
+        error
     };
     let stored = KvType::F16;
     for kv_type in [KvType::F16, KvType::F32, KvType::BF16] {

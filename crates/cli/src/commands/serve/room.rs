@@ -10,7 +10,7 @@ use cellar_server::{MemoryBudget, ModelBytes};
 use model_core::architecture::{Model, OutputKind};
 use model_core::model_file::ModelFile;
 
-use super::{embedder_config, engine_config, reranker_config};
+use super::{DEFAULT_STEP_MS, embedder_config, engine_config, reranker_config};
 use crate::args::ServeArgs;
 use crate::backends::BackendName;
 use crate::draft_model::{self, DraftFor};
@@ -146,6 +146,8 @@ pub(super) fn bytes_of(
         OutputKind::Logits | OutputKind::MaskLogits(_) => {
             let config = engine_config(args, file);
             let draft = of_draft(&config)?;
+            let limits = args.parallel.service_config(DEFAULT_STEP_MS);
+            limits.check(&config.sizes(&**file.model())?)?;
             let args = &args.parallel.swap;
             swap = args.memory_bytes().saturating_add(args.read_bytes());
             (sized(file.model(), config, PromptOutputs::Last)?, draft)
