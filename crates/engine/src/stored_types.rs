@@ -61,7 +61,9 @@ impl Settings {
                 stored: shape.kv_type,
             }),
             (None, None) if shapes.is_empty() => Err(ConfigError::NothingToSwap { kv_type }),
-            (None, Some(states)) if shapes.is_empty() && self.swapped_state_type(kv_type).is_none() => {
+            (None, Some(states))
+                if shapes.is_empty() && self.swapped_state_type(kv_type).is_none() =>
+            {
                 Err(ConfigError::SwapType {
                     kv_type,
                     stored: states.state_type.kv_type(),

@@ -22,6 +22,9 @@ pub enum StoreError {
     /// There is no room.
     #[error("the store is full")]
     Full,
+    /// A store that keeps no groups for one process alone.
+    #[error("this store keeps no groups for one process alone: a directory does")]
+    Unpinnable,
     /// A group that is not what was stored.
     #[error("the group {name} is refused: {fault}")]
     Refused {

@@ -35,6 +35,14 @@ pub struct Group {
     frame: Arc<[u8]>,
 }
 
+/// A payload and what makes it a frame, without a copy of it.
+#[derive(Clone, Copy)]
+pub struct SealedPayload<'a> {
+    header: [u8; HEADER],
+    payload: &'a [u8],
+    seal: [u8; SEAL],
+}
+
 /// What is wrong with the frame of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameFault {
@@ -80,23 +88,7 @@ impl Group {
     /// # Errors
     /// [`StoreError::TooLarge`].
     pub fn seal(key: &StoreKey, name: GroupName, payload: &[u8]) -> Result<Self, StoreError> {
-        let n_bytes = payload.len() as u64;
-        if n_bytes > MAX_PAYLOAD {
-            let max = MAX_PAYLOAD;
-            return Err(StoreError::TooLarge { n_bytes, max });
-        }
-        let mut frame = Vec::with_capacity(HEADER + payload.len() + SEAL);
-        frame.extend_from_slice(&MAGIC);
-        frame.extend_from_slice(&VERSION.to_le_bytes());
-        frame.extend_from_slice(&[0; 4]);
-        frame.extend_from_slice(&n_bytes.to_le_bytes());
-        frame.extend_from_slice(&name.0);
-        frame.extend_from_slice(&crc32fast::hash(payload).to_le_bytes());
-        frame.extend_from_slice(&[0; 4]);
-        frame.extend_from_slice(payload);
-        let mut seal = key.seals.clone();
-        seal.update(&frame);
-        frame.extend_from_slice(&seal.finalize().into_bytes());
+        let frame = SealedPayload::new(key, name, payload)?.parts().concat();
         let frame = frame.into();
         Ok(Self { frame })
     }
@@ -127,6 +119,60 @@ impl Group {
 impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Group({} bytes)", self.payload().len())
+    }
+}
+
+impl<'a> SealedPayload<'a> {
+    /// Seals a payload under its name.
+    ///
+    /// # Errors
+    /// [`StoreError::TooLarge`].
+    pub fn new(key: &StoreKey, name: GroupName, payload: &'a [u8]) -> Result<Self, StoreError> {
+        let n_bytes = payload.len() as u64;
+        if n_bytes > MAX_PAYLOAD {
+            let max = MAX_PAYLOAD;
+            return Err(StoreError::TooLarge { n_bytes, max });
+        }
+        let mut header = [0; HEADER];
+        let fields: [&[u8]; 7] = [
+            &MAGIC,
+            &VERSION.to_le_bytes(),
+            &[0; 4],
+            &n_bytes.to_le_bytes(),
+            &name.0,
+            &crc32fast::hash(payload).to_le_bytes(),
+            &[0; 4],
+        ];
+        let bytes = fields.iter().copied().flatten();
+        header
+            .iter_mut()
+            .zip(bytes)
+            .for_each(|(to, from)| *to = *from);
+        let mut seal = key.seals.clone();
+        seal.update(&header);
+        seal.update(payload);
+        let seal = seal.finalize().into_bytes().into();
+        Ok(Self {
+            header,
+            payload,
+            seal,
+        })
+    }
+
+    /// The frame, in order.
+    pub fn parts(&self) -> [&[u8]; 3] {
+        [&self.header, self.payload, &self.seal]
+    }
+
+    /// Bytes of the frame.
+    pub fn n_bytes(&self) -> u64 {
+        (HEADER + self.payload.len() + SEAL) as u64
+    }
+}
+
+impl fmt::Debug for SealedPayload<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SealedPayload({} bytes)", self.payload.len())
     }
 }
 

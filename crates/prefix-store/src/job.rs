@@ -48,6 +48,24 @@ pub enum Job {
         /// Its bytes.
         payload: Arc<[u8]>,
     },
+    /// Keep bytes as groups of one handle of the store ([`GroupStore::pin`]), however many wait.
+    /// Where nobody but the job has the bytes when its turn comes, nobody needs them, and nothing
+    /// is kept.
+    ///
+    /// [`GroupStore::pin`]: crate::GroupStore::pin
+    Pin {
+        /// Its number, different from those of all jobs under way.
+        id: JobId,
+        /// The names of the groups, each of which gets as many of the bytes; none that is there.
+        names: Vec<GroupName>,
+        /// The bytes.
+        payload: Arc<Vec<u8>>,
+    },
+    /// Forget groups, after all that was to be written before.
+    Evict {
+        /// Their names.
+        names: Vec<GroupName>,
+    },
 }
 
 /// What became of a job.
@@ -74,6 +92,11 @@ pub enum Outcome {
         /// From the first on.
         groups: Vec<Group>,
     },
+    /// All groups are kept.
+    Pinned {
+        /// The job.
+        id: JobId,
+    },
     /// The job failed: the tokens are computed.
     Failed {
         /// The job.
@@ -81,6 +104,19 @@ pub enum Outcome {
         /// Why.
         error: StoreError,
     },
+}
+
+impl Outcome {
+    /// The job that it is of.
+    pub fn id(&self) -> JobId {
+        match self {
+            Self::Probed { id, .. }
+            | Self::Found { id, .. }
+            | Self::Got { id, .. }
+            | Self::Pinned { id }
+            | Self::Failed { id, .. } => *id,
+        }
+    }
 }
 
 /// Too much waits to be written, or the tier ends: the job was not taken.

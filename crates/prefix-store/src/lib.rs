@@ -13,11 +13,16 @@
 //! own: jobs go in, results come out, and nobody who submits a job waits. [`Rates`] learns how fast
 //! a tier is, and [`FetchEstimate::choose`] decides whether a fetch is faster than computing.
 //!
+//! A tier also keeps bytes that are no prefix: those of a request that has to wait. They are pinned
+//! ([`Job::Pin`]): sealed in the same frames, but only this process finds them, they go for no
+//! others, and end with it.
+//!
 //! [`EvictionDuel`] chooses which cached prefix is evicted from the cells of a memory.
 //!
 //! Invariant: whatever a store does, a group that comes out of a tier is what went in under its
 //! name. Knows no engine: what is in a group is bytes to it.
 
+mod counts;
 mod directory;
 mod duel;
 mod error;
@@ -33,10 +38,11 @@ mod store;
 mod sync;
 mod tier;
 
+pub use counts::TierCounts;
 pub use directory::{DirectoryConfig, DirectoryStore, Disk, SystemDisk};
 pub use duel::{Candidate, Eviction, EvictionDuel, EvictionRule};
 pub use error::StoreError;
-pub use frame::{FrameFault, Group, MAX_PAYLOAD};
+pub use frame::{FrameFault, Group, MAX_PAYLOAD, SealedPayload};
 pub use host::HostStore;
 pub use job::{Busy, Job, JobId, Outcome};
 pub use key::{
@@ -45,4 +51,4 @@ pub use key::{
 pub use ledger::Ledger;
 pub use rates::{FetchChoice, FetchEstimate, Rates};
 pub use store::{GroupStore, Kept};
-pub use tier::{Tier, TierConfig, TierCounts};
+pub use tier::{Tier, TierConfig};

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::StoreError;
+use crate::frame::SealedPayload;
 use crate::key::GroupName;
 
 /// What a store did with a group.
@@ -38,6 +39,16 @@ pub trait GroupStore: fmt::Debug + Send {
     /// [`StoreError::TooLarge`], [`StoreError::Full`], or where the store does not work. The group
     /// is not there then, and no part of it.
     fn put(&mut self, name: GroupName, frame: &Arc<[u8]>) -> Result<Kept, StoreError>;
+
+    /// Keeps a group for this handle of the store alone, until it is evicted by its name or the
+    /// handle is dropped. Other groups may go for it, and it goes for none.
+    ///
+    /// # Errors
+    /// [`StoreError::Unpinnable`] where the store cannot do that; [`StoreError::Full`], or where
+    /// the store does not work. The group is not there then, and no part of it.
+    fn pin(&mut self, _name: GroupName, _sealed: &SealedPayload<'_>) -> Result<(), StoreError> {
+        Err(StoreError::Unpinnable)
+    }
 
     /// Forgets a group, where it is there.
     ///

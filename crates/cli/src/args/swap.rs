@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use cellar_engine::serve::{SwapDir, SwapDisk};
+use cellar_engine::serve::SwapDisk;
+use cellar_prefix_store::{DirectoryConfig, DirectoryStore, StoreKey, Tier, TierConfig};
 use kv_core::KvType;
 
 use super::byte_size::ByteSize;
@@ -58,10 +59,19 @@ impl SwapArgs {
         let Some(dir) = &self.swap_dir else {
             return Ok(None);
         };
-        let files = SwapDir::open(dir)
-            .with_context(|| format!("cannot use the directory '{}'", dir.display()))?;
+        // The bytes are of each model, so its scheduler counts them.
+        let config = DirectoryConfig {
+            dir: dir.clone(),
+            max_bytes: u64::MAX,
+        };
+        let store = DirectoryStore::open(config).context("--swap-dir")?;
+        let tier = Tier::start(
+            StoreKey::random()?,
+            vec![Box::new(store)],
+            TierConfig::default(),
+        )?;
         Ok(Some(SwapDisk {
-            files: Box::new(files),
+            tier,
             n_bytes: self.disk_bytes(),
         }))
     }

@@ -45,8 +45,7 @@
 //!
 //! [`Service::save_prefixes`] writes the cached prefixes, and [`Service::restore_prefixes`] takes
 //! them back in another process. What the memory held of a request that has to wait goes to the
-//! host ([`ServiceConfig::swap_bytes`]), and on to files
-//! ([`SwapDir`]), and comes back from there.
+//! host ([`ServiceConfig::swap_bytes`]), and on to files ([`SwapDisk`]), and comes back from there.
 //!
 //! Knows no network and no chat.
 
@@ -64,6 +63,6 @@ pub use crate::session::{
     Block, BlockEvent, BlockHash, BlockObserver, CachedText, Choices, DraftCostSource, EventKind,
     Excerpt, ExcerptLen, ExpertFrame, FRAME_TIME, FetchPolicy, FinishedText, Frame, MAX_CHOICES,
     MAX_EVENTS, MemoryLayout, PrefixCounts, PrefixTiers, PromptProgress, RunningText,
-    ServiceConfig, ServiceError, ServiceEvent, ServiceExtras, ServiceStatus, SwapDir, SwapDisk,
-    SwapFiles, TextRequest, TextStream, TokenPiece, Update, Usage, WaitingText, Watcher,
+    ServiceConfig, ServiceError, ServiceEvent, ServiceExtras, ServiceStatus, SwapDisk, TextRequest,
+    TextStream, TokenPiece, Update, Usage, WaitingText, Watcher,
 };

@@ -66,8 +66,6 @@ mod record;
 mod store;
 mod stream;
 mod swap;
-mod swap_dir;
-mod swap_files;
 mod swap_store;
 mod text;
 mod watch;
@@ -88,8 +86,6 @@ pub use pieces::{PromptProgress, TokenPiece};
 pub use prefixes::PrefixCounts;
 pub use store::{FetchPolicy, PrefixTiers};
 pub use stream::{FinishedText, TextStream, Usage};
-pub use swap_dir::SwapDir;
-pub use swap_files::SwapFiles;
 pub use swap_store::SwapDisk;
 pub use watch::{FRAME_TIME, MAX_EVENTS, Update, Watcher};
 
@@ -178,7 +174,6 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// # Errors
     /// As [`Session::new`]; [`ServiceError::TraceUnwritable`] where the first line cannot be
     /// written. When a later one cannot, a warning says so, and the session goes on.
-    /// [`ServiceError::NoThread`] where files cannot be written.
     pub fn with(
         mut engine: Engine<B, M>,
         tokenizer: &Arc<Tokenizer>,
@@ -249,11 +244,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let recorder = Recorder::new(Arc::default(), config.excerpts)
             .with_trace(trace)
             .with_blocks(blocks.map(BlockTable::new));
-        let files = swap_disk.map(|disk| disk.files);
-        let swapped = SwapStore::new(limits.swap_bytes, files);
-        let swapped = swapped.map_err(|error| ServiceError::NoThread {
-            reason: error.to_string(),
-        })?;
+        let swapped = SwapStore::new(limits.swap_bytes, swap_disk.map(|disk| disk.tier));
         Ok(Self {
             engine,
             scheduler,

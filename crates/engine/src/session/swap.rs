@@ -13,7 +13,7 @@ use kv_core::KvType;
 use kv_core::memory::{Memory, Refusal, RestoreInto, Seqs};
 
 use super::Session;
-use super::swap_store::StateBytes;
+use super::swap_store::HeldState;
 use crate::decode::Engine;
 use crate::error::EngineError;
 use crate::state::SaveOptions;
@@ -69,11 +69,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             kv_type: self.swapped_types.rows,
             state_type: self.swapped_types.states,
         };
-        let note = self.swapped.next_note();
         let mut out = self.swapped.writer(limit);
         self.engine.complete_rows()?;
-        self.engine
-            .save_state_with_note(&options, &note, &mut out)?;
+        self.engine.save_state_with_note(&options, "", &mut out)?;
         let bytes = out.into_bytes();
         Ok(Some(self.swapped.insert(swap.request, seq, bytes)))
     }
@@ -84,13 +82,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let result = match self.swapped.fetch(request) {
             None => SwappedIn::Lost,
             Some(state) => match self.restore_swapped(&swap, &state) {
-                Ok(true) => SwappedIn::Restored,
-                Ok(false) => {
-                    tracing::warn!(
-                        "a saved state is not the one that was saved, and computed again"
-                    );
-                    SwappedIn::Lost
-                }
+                Ok(()) => SwappedIn::Restored,
                 Err(EngineError::State(StateError::Refused(
                     Refusal::NoRoom(_) | Refusal::NoStateRoom(_),
                 ))) => SwappedIn::NoRoom,
@@ -110,12 +102,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         self.handle(Event::SwappedIn { request, result });
     }
 
-    /// Returns whether it is the state that was saved.
-    fn restore_swapped(&mut self, swap: &Swap, state: &StateBytes) -> Result<bool, EngineError> {
-        let saved = SavedState::parse(&state.bytes)?;
-        if saved.note() != state.note {
-            return Ok(false);
-        }
+    fn restore_swapped(&mut self, swap: &Swap, state: &HeldState) -> Result<(), EngineError> {
+        let saved = SavedState::parse(state.bytes.as_slice())?;
         let into = RestoreInto::One {
             from: state.seq,
             to: swap.swapped_seq(),
@@ -124,7 +112,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         if let Some(edit) = swap.after_restoring() {
             self.engine.edit(edit)?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Takes in what became of files, and begins to read the state that comes back next.

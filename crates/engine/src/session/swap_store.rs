@@ -1,27 +1,32 @@
-//! [`SwapStore`]: the saved states of preempted requests, in the memory of the host and in files.
+//! [`SwapStore`]: the saved states of preempted requests, in the memory of the host and pinned in a
+//! tier of the store of prefixes.
 //!
-//! Files are written and read by a thread of their own, so that steps do not wait for a disk. A
-//! state is in memory until its file is complete, and again before it is needed, where the
-//! scheduler can tell. Invariant: states that are in memory and not in a file have at most the
-//! bytes of the budget; of those in files, one is in memory in addition. A file that cannot be
-//! written leaves its state in memory; one that cannot be read is a state that is lost, and its
-//! request is computed again. Knows no scheduler.
+//! The tier writes and reads on a thread of its own, so that steps do not wait for a disk. A state
+//! is in memory until it is pinned, and again before it is needed, where the scheduler can tell.
+//! Invariant: states that are in memory and not pinned have at most the bytes of the budget; of the
+//! pinned ones, one is in memory in addition. One that cannot be pinned stays in memory; one that
+//! cannot be read, or is not what was written, is lost, and its request is computed again. Knows no
+//! scheduler.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::mem;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use cellar_prefix_store::{Group, GroupName, Job, JobId, MAX_PAYLOAD, Outcome, Tier};
 use cellar_scheduler::RequestId;
 use kv_core::SeqId;
 
-use super::swap_files::{FileThread, Finished, Job, SwapFiles};
+/// The longest time that a step waits for one answer of a tier.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A place for the states that the memory of the host has no room for.
 #[derive(Debug)]
 pub struct SwapDisk {
-    /// Where they are written.
-    pub files: Box<dyn SwapFiles>,
+    /// Where they are pinned: a tier of one handle of a store that can do that, as
+    /// [`DirectoryStore`](cellar_prefix_store::DirectoryStore).
+    pub tier: Tier,
     /// Bytes that they may have together.
     pub n_bytes: u64,
 }
@@ -32,12 +37,13 @@ pub(super) struct SwapStore {
     /// Bytes that states may have in memory.
     n_bytes: u64,
     states: BTreeMap<RequestId, Stored>,
-    files: Option<FileThread>,
-    /// Bytes on their way to files, also of states that are not wanted any more.
-    n_writing: u64,
-    /// The state of a file that is in memory, or being read into it.
+    disk: Option<Tier>,
+    /// Bytes on their way to the disk by number of the state, also of those that are not wanted any
+    /// more.
+    writing: BTreeMap<JobId, u64>,
+    /// The pinned state that is in memory, or being read into it.
     ahead: Option<RequestId>,
-    /// States that no file has, though one should.
+    /// States that are not pinned, though they should be.
     failed: Vec<RequestId>,
     /// States that were saved.
     n_saved: u64,
@@ -46,16 +52,16 @@ pub(super) struct SwapStore {
 
 #[derive(Debug)]
 struct Stored {
-    /// Tells it from every other state of this store.
-    number: u64,
+    /// Tells it from every other state of this store. A state has one job at a time.
+    job: JobId,
     seq: SeqId,
     n_bytes: u64,
-    bytes: Option<Arc<Vec<u8>>>,
-    file: StateFile,
+    bytes: Option<StateBytes>,
+    pin: Pin,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum StateFile {
+enum Pin {
     None,
     BeingWritten,
     Complete,
@@ -63,14 +69,19 @@ enum StateFile {
     Unreadable,
 }
 
+/// The bytes of a state in memory.
+#[derive(Clone, Debug)]
+pub(super) enum StateBytes {
+    Saved(Arc<Vec<u8>>),
+    Read(Group),
+}
+
 /// A state in memory.
 #[derive(Debug)]
-pub(super) struct StateBytes {
+pub(super) struct HeldState {
     /// The sequence that it was saved of.
     pub(super) seq: SeqId,
-    pub(super) bytes: Arc<Vec<u8>>,
-    /// What its note has to be.
-    pub(super) note: String,
+    pub(super) bytes: StateBytes,
 }
 
 /// Takes the bytes of a state, as many as there is room for.
@@ -80,30 +91,60 @@ pub(super) struct StateWriter<'s> {
     limit: u64,
 }
 
+impl StateBytes {
+    pub(super) fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Saved(bytes) => bytes,
+            Self::Read(group) => group.payload(),
+        }
+    }
+}
+
+impl Stored {
+    /// The groups that it is pinned as.
+    fn names(&self) -> Vec<GroupName> {
+        let n_pieces = self.n_bytes.div_ceil(MAX_PAYLOAD).max(1);
+        let name = |piece: u64| {
+            let mut name = [0; 32];
+            let numbers = [self.job.0.to_be_bytes(), piece.to_be_bytes()].concat();
+            name.iter_mut()
+                .zip(numbers)
+                .for_each(|(to, from)| *to = from);
+            GroupName(name)
+        };
+        (0..n_pieces).map(name).collect()
+    }
+
+    /// Its bytes, where these groups are all of them.
+    fn joined(&self, mut groups: Vec<Group>) -> Option<StateBytes> {
+        let n_bytes = groups.iter().map(|group| group.payload().len() as u64);
+        if n_bytes.sum::<u64>() != self.n_bytes {
+            return None;
+        }
+        if groups.len() == 1 {
+            return groups.pop().map(StateBytes::Read);
+        }
+        let payloads: Vec<&[u8]> = groups.iter().map(Group::payload).collect();
+        Some(StateBytes::Saved(Arc::new(payloads.concat())))
+    }
+}
+
 impl SwapStore {
     /// A store of so many bytes in memory.
-    ///
-    /// # Errors
-    /// Where a thread for the files cannot be started.
-    pub(super) fn new(n_bytes: u64, files: Option<Box<dyn SwapFiles>>) -> io::Result<Self> {
-        Ok(Self {
+    pub(super) fn new(n_bytes: u64, disk: Option<Tier>) -> Self {
+        Self {
             n_bytes,
             states: BTreeMap::new(),
-            files: files.map(FileThread::start).transpose()?,
-            n_writing: 0,
+            disk,
+            writing: BTreeMap::new(),
             ahead: None,
             failed: Vec::new(),
             n_saved: 0,
             has_warned: false,
-        })
+        }
     }
 
-    /// The note of the state that is saved next.
-    pub(super) fn next_note(&self) -> String {
-        note(self.n_saved)
-    }
-
-    /// For the bytes of that state.
+    /// For the bytes of the state that is saved next.
     pub(super) fn writer(&mut self, limit: u64) -> StateWriter<'_> {
         StateWriter {
             store: self,
@@ -116,47 +157,48 @@ impl SwapStore {
     pub(super) fn insert(&mut self, request: RequestId, seq: SeqId, bytes: Vec<u8>) -> u64 {
         let n_bytes = bytes.len() as u64;
         let state = Stored {
-            number: self.n_saved,
+            job: JobId(self.n_saved),
             seq,
             n_bytes,
-            bytes: Some(Arc::new(bytes)),
-            file: StateFile::None,
+            bytes: Some(StateBytes::Saved(Arc::new(bytes))),
+            pin: Pin::None,
         };
         self.n_saved += 1;
         self.states.insert(request, state);
         n_bytes
     }
 
-    /// Begins to write a state to a file; in memory it is until that is done.
+    /// Begins to pin a state; in memory it is until that is done.
     pub(super) fn spill(&mut self, request: RequestId) {
         let Some(state) = self.states.get_mut(&request) else {
             return;
         };
-        let (Some(files), Some(bytes)) = (&self.files, &state.bytes) else {
+        let (Some(disk), Some(StateBytes::Saved(bytes))) = (&self.disk, &state.bytes) else {
             self.failed.push(request);
             return;
         };
-        let job = Job::Write {
-            number: state.number,
-            bytes: Arc::clone(bytes),
+        let job = Job::Pin {
+            id: state.job,
+            names: state.names(),
+            payload: Arc::clone(bytes),
         };
-        if files.send(job) {
-            state.file = StateFile::BeingWritten;
-            self.n_writing += state.n_bytes;
+        if disk.submit(job).is_ok() {
+            state.pin = Pin::BeingWritten;
+            self.writing.insert(state.job, state.n_bytes);
         } else {
             self.failed.push(request);
         }
     }
 
-    /// The states that are in memory still, though they were to go to files.
+    /// The states that are in memory still, though they were to be pinned.
     pub(super) fn take_failed(&mut self) -> Vec<RequestId> {
-        while let Some(finished) = self.files.as_ref().and_then(FileThread::try_next) {
-            self.finish(finished);
+        while let Some(outcome) = self.disk.as_ref().and_then(Tier::next) {
+            self.finish(outcome);
         }
         mem::take(&mut self.failed)
     }
 
-    /// Begins to read the state that comes back next, where it is in a file, and no other was read.
+    /// Begins to read the state that comes back next, where it is pinned, and no other was read.
     pub(super) fn read_ahead(&mut self, request: RequestId) {
         if self.ahead.is_none() {
             self.begin_to_read(request);
@@ -165,44 +207,45 @@ impl SwapStore {
 
     fn begin_to_read(&mut self, request: RequestId) {
         let state = self.states.get_mut(&request);
-        let Some(state) = state.filter(|state| state.file == StateFile::Complete) else {
+        let Some(state) = state.filter(|state| state.pin == Pin::Complete) else {
             return;
         };
-        let job = Job::Read {
-            number: state.number,
-            n_bytes: state.n_bytes,
+        let job = Job::Get {
+            id: state.job,
+            names: state.names(),
+            deadline: Instant::now() + PATIENCE,
         };
-        if self.files.as_ref().is_some_and(|files| files.send(job)) {
-            state.file = StateFile::BeingRead;
+        if (self.disk.as_ref()).is_some_and(|disk| disk.submit(job).is_ok()) {
+            state.pin = Pin::BeingRead;
             self.ahead = Some(request);
+        } else {
+            state.pin = Pin::Unreadable;
         }
     }
 
-    /// A state in memory; read, and waited for, where it is in a file. `None` where it is lost.
-    pub(super) fn fetch(&mut self, request: RequestId) -> Option<StateBytes> {
+    /// A state in memory; read, and waited for, where it is pinned. `None` where it is lost.
+    pub(super) fn fetch(&mut self, request: RequestId) -> Option<HeldState> {
         loop {
             let state = self.states.get(&request)?;
             if let Some(bytes) = &state.bytes {
-                return Some(StateBytes {
+                return Some(HeldState {
                     seq: state.seq,
-                    bytes: Arc::clone(bytes),
-                    note: note(state.number),
+                    bytes: bytes.clone(),
                 });
             }
-            if state.file == StateFile::Unreadable {
+            if state.pin == Pin::Unreadable {
                 return None;
             }
             if self.ahead != Some(request) && !self.is_reading() {
                 self.forget_ahead();
                 self.begin_to_read(request);
-            }
-            if !self.wait() {
+            } else if !self.wait() {
                 return None;
             }
         }
     }
 
-    /// Forgets a state, and removes its file.
+    /// Forgets a state, wherever it is.
     pub(super) fn remove(&mut self, request: RequestId) {
         let Some(state) = self.states.remove(&request) else {
             return;
@@ -210,93 +253,92 @@ impl SwapStore {
         if self.ahead == Some(request) {
             self.ahead = None;
         }
-        let number = state.number;
-        drop(state.bytes); // a file that is not begun yet is not written then
-        if let (true, Some(files)) = (state.file != StateFile::None, &self.files) {
-            // Where the thread is gone, so are its files.
-            let _sent = files.send(Job::Remove { number });
+        let names = state.names();
+        drop(state.bytes); // what is not begun yet is not written then
+        if let (true, Some(disk)) = (state.pin != Pin::None, &self.disk) {
+            disk.cancel(state.job);
+            // Where the tier takes no jobs any more, nothing is pinned.
+            let _taken = disk.submit(Job::Evict { names });
         }
     }
 
     fn is_reading(&self) -> bool {
         let ahead = self.ahead.and_then(|ahead| self.states.get(&ahead));
-        ahead.is_some_and(|state| state.file == StateFile::BeingRead)
+        ahead.is_some_and(|state| state.pin == Pin::BeingRead)
     }
 
     fn forget_ahead(&mut self) {
         let ahead = self.ahead.take().and_then(|id| self.states.get_mut(&id));
-        if let Some(state) = ahead.filter(|state| state.file == StateFile::Complete) {
+        if let Some(state) = ahead.filter(|state| state.pin == Pin::Complete) {
             state.bytes = None;
         }
     }
 
     /// Waits for the next job to be finished. Returns whether one was.
     fn wait(&mut self) -> bool {
-        match self.files.as_ref().and_then(FileThread::next) {
-            Some(finished) => {
-                self.finish(finished);
+        let is_asked = !self.writing.is_empty() || self.is_reading();
+        let disk = self.disk.as_ref().filter(|_| is_asked);
+        match disk.and_then(|disk| disk.next_within(PATIENCE)) {
+            Some(outcome) => {
+                self.finish(outcome);
                 true
             }
             None => false,
         }
     }
 
-    fn finish(&mut self, finished: Finished) {
+    fn finish(&mut self, outcome: Outcome) {
+        let id = outcome.id();
         let mut states = self.states.iter_mut();
-        let found = states.find(|(_, state)| state.number == finished.number());
-        match finished {
-            Finished::Write {
-                n_bytes, result, ..
-            } => {
-                self.n_writing = self.n_writing.saturating_sub(n_bytes);
-                match (result, found) {
-                    (Ok(()), found) => {
-                        self.has_warned = false;
-                        if let Some((_, state)) = found {
-                            state.file = StateFile::Complete;
-                            state.bytes = None;
-                        }
+        let found = states.find(|(_, state)| state.job == id);
+        if self.writing.remove(&id).is_some() {
+            match outcome {
+                Outcome::Failed { error, .. } => {
+                    if let Some((&request, state)) = found {
+                        state.pin = Pin::None;
+                        self.failed.push(request);
                     }
-                    (Err(error), found) => {
-                        if let Some((&request, state)) = found {
-                            state.file = StateFile::None;
-                            self.failed.push(request);
-                        }
-                        if !mem::replace(&mut self.has_warned, true) {
-                            tracing::warn!(
-                                %error,
-                                "states of requests that wait cannot be written to files, and stay in \
-                                 memory or are computed again"
-                            );
-                        }
+                    if !mem::replace(&mut self.has_warned, true) {
+                        tracing::warn!(
+                            %error,
+                            "states of requests that wait cannot be written to files, and stay in \
+                             memory or are computed again"
+                        );
+                    }
+                }
+                _ => {
+                    self.has_warned = false;
+                    if let Some((_, state)) = found {
+                        state.pin = Pin::Complete;
+                        state.bytes = None;
                     }
                 }
             }
-            Finished::Read { result, .. } => {
-                let Some((_, state)) = found else {
-                    return; // it has ended meanwhile
-                };
-                match result {
-                    Ok(bytes) => {
-                        state.file = StateFile::Complete;
-                        state.bytes = Some(Arc::new(bytes));
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "a saved state cannot be read, and is computed again");
-                        state.file = StateFile::Unreadable;
-                    }
-                }
-            }
+            return;
         }
+        let Some((_, state)) = found else {
+            return; // it has ended meanwhile
+        };
+        let bytes = match outcome {
+            Outcome::Got { groups, .. } => state.joined(groups),
+            _ => None,
+        };
+        state.pin = if bytes.is_some() {
+            Pin::Complete
+        } else {
+            tracing::warn!("a saved state cannot be read, and is computed again");
+            Pin::Unreadable
+        };
+        state.bytes = bytes;
     }
 
     /// Bytes that a further state may have.
     fn room(&self) -> u64 {
-        let in_memory = |state: &&Stored| state.file == StateFile::None;
+        let in_memory = |state: &&Stored| state.pin == Pin::None;
         let held = self.states.values().filter(in_memory);
         let held: u64 = held.map(|state| state.n_bytes).sum();
-        self.n_bytes
-            .saturating_sub(held.saturating_add(self.n_writing))
+        let writing: u64 = self.writing.values().sum();
+        self.n_bytes.saturating_sub(held.saturating_add(writing))
     }
 }
 
@@ -311,7 +353,7 @@ impl Write for StateWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let wanted = (self.bytes.len() + bytes.len()) as u64;
         // What is being written makes room when it is done.
-        while wanted > self.store.room() && self.store.n_writing > 0 && self.store.wait() {}
+        while wanted > self.store.room() && !self.store.writing.is_empty() && self.store.wait() {}
         if wanted > self.limit.min(self.store.room()) {
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -326,47 +368,59 @@ impl Write for StateWriter<'_> {
     }
 }
 
-/// What the state of a number says of itself.
-fn note(number: u64) -> String {
-    format!("swapped {number} of process {}", std::process::id())
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
+    use cellar_prefix_store::{
+        GroupStore, Kept, MIN_SECRET, SealedPayload, StoreError, StoreKey, TierConfig,
+    };
+
     use super::*;
 
-    /// Files that are written once that is allowed.
+    /// A store that pins once that is allowed.
     #[derive(Debug)]
     struct Gated {
-        allowed: Receiver<io::Result<()>>,
-        files: BTreeMap<u64, Vec<u8>>,
+        allowed: Receiver<Result<(), StoreError>>,
+        groups: BTreeMap<GroupName, Arc<[u8]>>,
     }
 
-    impl SwapFiles for Gated {
-        fn write(&mut self, number: u64, bytes: &[u8]) -> io::Result<()> {
+    impl GroupStore for Gated {
+        fn has(&mut self, names: &[GroupName]) -> Result<Vec<bool>, StoreError> {
+            Ok(vec![false; names.len()])
+        }
+
+        fn get(&mut self, names: &[GroupName]) -> Result<Vec<Option<Arc<[u8]>>>, StoreError> {
+            Ok(names
+                .iter()
+                .map(|name| self.groups.get(name).cloned())
+                .collect())
+        }
+
+        fn put(&mut self, _name: GroupName, _frame: &Arc<[u8]>) -> Result<Kept, StoreError> {
+            panic!("states are pinned")
+        }
+
+        fn pin(&mut self, name: GroupName, sealed: &SealedPayload<'_>) -> Result<(), StoreError> {
             self.allowed.recv().unwrap()?;
-            self.files.insert(number, bytes.to_vec());
+            self.groups.insert(name, sealed.parts().concat().into());
             Ok(())
         }
 
-        fn read(&mut self, number: u64, _n_bytes: u64) -> io::Result<Vec<u8>> {
-            let file = self.files.get(&number).cloned();
-            file.ok_or_else(|| io::ErrorKind::NotFound.into())
-        }
-
-        fn remove(&mut self, number: u64) {
-            self.files.remove(&number);
+        fn evict(&mut self, name: GroupName) -> Result<(), StoreError> {
+            self.groups.remove(&name);
+            Ok(())
         }
     }
 
-    fn store(n_bytes: u64) -> (SwapStore, Sender<io::Result<()>>) {
+    fn store(n_bytes: u64) -> (SwapStore, Sender<Result<(), StoreError>>) {
         let (allow, allowed) = channel();
-        let files = BTreeMap::new();
-        let files = Box::new(Gated { allowed, files });
-        (SwapStore::new(n_bytes, Some(files)).unwrap(), allow)
+        let groups = BTreeMap::new();
+        let store = Box::new(Gated { allowed, groups });
+        let key = StoreKey::new(&[1; MIN_SECRET]).unwrap();
+        let tier = Tier::start(key, vec![store], TierConfig::default()).unwrap();
+        (SwapStore::new(n_bytes, Some(tier)), allow)
     }
 
     fn save(store: &mut SwapStore, request: u64, bytes: &[u8]) -> io::Result<()> {
@@ -379,7 +433,7 @@ mod tests {
 
     fn bytes_of(store: &mut SwapStore, request: u64) -> Option<Vec<u8>> {
         let state = store.fetch(RequestId(request))?;
-        Some(state.bytes.to_vec())
+        Some(state.bytes.as_slice().to_vec())
     }
 
     /// A state waits until the one before is written, where only that makes room.
@@ -413,7 +467,7 @@ mod tests {
         let (mut store, allow) = store(100);
         save(&mut store, 1, &[1; 60]).unwrap();
         store.spill(RequestId(1));
-        allow.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
+        allow.send(Err(StoreError::Full)).unwrap();
         assert!(save(&mut store, 2, &[2; 50]).is_err());
         assert_eq!(store.take_failed(), [RequestId(1)]);
         assert_eq!(store.room(), 40);
@@ -431,7 +485,7 @@ mod tests {
         store.remove(RequestId(2));
         // Once for the first: the second asks for nothing.
         allow.send(Ok(())).unwrap();
-        while store.n_writing > 0 {
+        while !store.writing.is_empty() {
             assert!(store.wait());
         }
         assert_eq!(bytes_of(&mut store, 1), Some(vec![1; 10]));
@@ -446,7 +500,7 @@ mod tests {
             store.spill(RequestId(request));
             allow.send(Ok(())).unwrap();
         }
-        while store.n_writing > 0 {
+        while !store.writing.is_empty() {
             assert!(store.wait());
         }
         store.read_ahead(RequestId(1));
@@ -462,13 +516,16 @@ mod tests {
         store.remove(RequestId(3));
         assert_eq!(bytes_of(&mut store, 1), Some(vec![1; 30]));
         // Without its file, a state is lost.
-        assert!(
-            store
-                .files
-                .as_ref()
-                .unwrap()
-                .send(Job::Remove { number: 1 })
-        );
+        let names = store.states[&RequestId(2)].names();
+        let disk = store.disk.as_ref().unwrap();
+        disk.submit(Job::Evict { names }).unwrap();
+        // Reads go before writes: the next write is done after it.
+        store.insert(RequestId(4), SeqId(0), vec![4; 10]);
+        store.spill(RequestId(4));
+        allow.send(Ok(())).unwrap();
+        while !store.writing.is_empty() {
+            assert!(store.wait());
+        }
         assert_eq!(bytes_of(&mut store, 2), None);
         assert_eq!(bytes_of(&mut store, 2), None);
     }

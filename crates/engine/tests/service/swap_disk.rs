@@ -2,13 +2,16 @@
 //! or come back as others: texts are what they are alone, and nothing is left.
 
 use std::fs::{self, OpenOptions};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cellar_engine::serve::{Counters, ServiceConfig, SwapDir, SwapDisk, SwapFiles};
+use cellar_engine::serve::{Counters, ServiceConfig, SwapDisk};
+use cellar_prefix_store::{
+    DirectoryConfig, DirectoryStore, GroupName, GroupStore, Kept, SealedPayload, StoreError,
+    StoreKey, Tier, TierConfig,
+};
 use cellar_trace::{ReplayConfig, Trace, replay};
 
 use crate::service::models::{Case, Generated, preempting};
@@ -42,73 +45,94 @@ impl Fault {
 }
 
 #[derive(Debug)]
-struct FaultyFiles {
-    files: SwapDir,
+struct FaultyStore {
+    store: DirectoryStore,
     dir: PathBuf,
     fault: Fault,
     n_written: usize,
-    first: Vec<u8>,
-    /// How many files came back as others.
+    /// The frame of the first state.
+    first: Option<Arc<[u8]>>,
+    /// How many states came back as others.
     n_wrong: Arc<AtomicU64>,
 }
 
-impl FaultyFiles {
-    fn path_of(&self, number: u64) -> PathBuf {
-        let end = format!("-{number}.state");
-        let mut paths = fs::read_dir(&self.dir).unwrap().map(|e| e.unwrap().path());
-        let is_it = |path: &PathBuf| path.to_str().unwrap().ends_with(&end);
+impl FaultyStore {
+    /// The file of a state.
+    fn path_of(&self, name: GroupName) -> PathBuf {
+        let paths = fs::read_dir(&self.dir).unwrap().map(|e| e.unwrap().path());
+        let mut paths = paths.filter(|path| path.extension().is_some_and(|end| end == "part"));
+        let start = format!("{name}.");
+        let is_it = |path: &PathBuf| {
+            let file = path.file_name().and_then(|file| file.to_str());
+            file.unwrap().starts_with(&start)
+        };
         paths.find(is_it).unwrap()
     }
 }
 
-impl SwapFiles for FaultyFiles {
-    fn write(&mut self, number: u64, bytes: &[u8]) -> io::Result<()> {
+impl GroupStore for FaultyStore {
+    fn has(&mut self, names: &[GroupName]) -> Result<Vec<bool>, StoreError> {
+        self.store.has(names)
+    }
+
+    fn get(&mut self, names: &[GroupName]) -> Result<Vec<Option<Arc<[u8]>>>, StoreError> {
+        assert_eq!(names.len(), 1, "each state is small");
+        if self.fault == Fault::Slow {
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        let frames = self.store.get(names)?;
+        let (frames, is_wrong) = match self.fault {
+            Fault::Exchanged => (vec![self.first.clone()], frames[0] != self.first),
+            Fault::CutOff | Fault::Damaged => (frames, true),
+            _ => (frames, false),
+        };
+        self.n_wrong.fetch_add(is_wrong.into(), Ordering::Relaxed);
+        Ok(frames)
+    }
+
+    fn put(&mut self, _name: GroupName, _frame: &Arc<[u8]>) -> Result<Kept, StoreError> {
+        panic!("states are pinned")
+    }
+
+    fn pin(&mut self, name: GroupName, sealed: &SealedPayload<'_>) -> Result<(), StoreError> {
         self.n_written += 1;
-        if self.first.is_empty() {
-            self.first = bytes.to_vec();
+        if self.first.is_none() {
+            self.first = Some(sealed.parts().concat().into());
         }
         match self.fault {
-            Fault::FullDisk if self.n_written.is_multiple_of(2) => {
-                return Err(io::ErrorKind::StorageFull.into());
-            }
+            Fault::FullDisk if self.n_written.is_multiple_of(2) => return Err(StoreError::Full),
             Fault::Vanishes if self.n_written == 3 => fs::remove_dir_all(&self.dir).unwrap(),
             Fault::Slow => std::thread::sleep(Duration::from_millis(3)),
             Fault::Panics if self.n_written == 3 => panic!("as the test wants"),
             _ => {}
         }
-        self.files.write(number, bytes)?;
+        self.store.pin(name, sealed)?;
         match self.fault {
             Fault::CutOff => {
-                let file = OpenOptions::new().write(true).open(self.path_of(number))?;
-                file.set_len(bytes.len() as u64 / 2)?;
+                let file = OpenOptions::new().write(true).open(self.path_of(name));
+                file.unwrap().set_len(sealed.n_bytes() / 2).unwrap();
             }
             Fault::Damaged => {
-                let mut damaged = bytes.to_vec();
-                damaged[bytes.len() / 2] ^= 1;
-                fs::write(self.path_of(number), damaged)?;
+                let mut damaged = sealed.parts().concat();
+                let middle = damaged.len() / 2;
+                damaged[middle] ^= 1;
+                fs::write(self.path_of(name), damaged).unwrap();
             }
             _ => {}
         }
         Ok(())
     }
 
-    fn read(&mut self, number: u64, n_bytes: u64) -> io::Result<Vec<u8>> {
-        if self.fault == Fault::Slow {
-            std::thread::sleep(Duration::from_millis(3));
-        }
-        let bytes = self.files.read(number, n_bytes);
-        let (bytes, is_wrong) = match self.fault {
-            Fault::Exchanged => (Ok(self.first.clone()), self.first != bytes?),
-            Fault::CutOff | Fault::Damaged => (bytes, true),
-            _ => (bytes, false),
-        };
-        self.n_wrong.fetch_add(is_wrong.into(), Ordering::Relaxed);
-        bytes
+    fn evict(&mut self, name: GroupName) -> Result<(), StoreError> {
+        self.store.evict(name)
     }
+}
 
-    fn remove(&mut self, number: u64) {
-        self.files.remove(number);
-    }
+/// The store of a directory for states alone.
+fn open(dir: &Path) -> DirectoryStore {
+    let dir = dir.to_owned();
+    let max_bytes = u64::MAX;
+    DirectoryStore::open(DirectoryConfig { dir, max_bytes }).unwrap()
 }
 
 struct Served {
@@ -127,16 +151,17 @@ fn serve_with(
     (dir, fault): (&Path, Fault),
 ) -> Served {
     let n_wrong = Arc::default();
-    let files = FaultyFiles {
-        files: SwapDir::open(dir).unwrap(),
+    let store = FaultyStore {
+        store: open(dir),
         dir: dir.to_owned(),
         fault,
         n_written: 0,
-        first: Vec::new(),
+        first: None,
         n_wrong: Arc::clone(&n_wrong),
     };
+    let key = StoreKey::random().unwrap();
     let disk = SwapDisk {
-        files: Box::new(files),
+        tier: Tier::start(key, vec![Box::new(store)], TierConfig::default()).unwrap(),
         n_bytes: 1 << 30,
     };
     let disk = Some(disk);
@@ -225,11 +250,7 @@ fn check(case: &Case) {
             Fault::Vanishes | Fault::Panics => {}
         }
         let left = fs::read_dir(&dir).map_or(0, Iterator::count);
-        // A thread that panics leaves what the next service removes.
-        let _next = SwapDir::open(&dir).unwrap();
-        let is_right = left == 0 || fault == Fault::Panics;
-        assert!(is_right, "{name}: {left} files are left");
-        assert_eq!(fs::read_dir(&dir).unwrap().count(), 1, "{name}");
+        assert_eq!(left, 0, "{name}: files are left");
     }
 }
 

@@ -39,7 +39,7 @@ pub struct SystemDisk;
 impl Disk for SystemDisk {
     fn create(&self, path: &Path) -> io::Result<File> {
         let mut options = OpenOptions::new();
-        options.write(true).create_new(true);
+        options.read(true).write(true).create_new(true);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         options.open(path)

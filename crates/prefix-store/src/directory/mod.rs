@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! NAME.group                a group: 64 hexadecimal digits
-//! NAME.PROCESS-NUMBER.part  one that is being written, locked while its process lives
-//! store.lock                locked by the process that makes room
+//! NAME.PROCESS-NUMBER.part  one that is being written, or is this process's alone: it is locked
+//!                           while its process lives
+//! store.lock                locked by the process that makes room; made when that is needed
 //! ```
 //!
 //! Invariants: a file under the name of a group was written whole, or lost bytes to a power
@@ -15,18 +16,19 @@
 mod disk;
 mod scan;
 
+use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use self::scan::{Found, is_ours, owner_of};
+use self::scan::{Found, Part, is_ours, owner_of};
 pub use disk::{Disk, SystemDisk};
 
 use crate::error::StoreError;
-use crate::frame::MAX_FRAME;
+use crate::frame::{MAX_FRAME, SealedPayload};
 use crate::key::GroupName;
 use crate::ledger::Ledger;
 use crate::store::{GroupStore, Kept};
@@ -43,8 +45,9 @@ const ROOM: f64 = 0.1;
 pub struct DirectoryConfig {
     /// The directory; it is made where there is none.
     pub dir: PathBuf,
-    /// The bytes that groups of all processes together may take. Each process counts what it wrote
-    /// since it looked last, so for a moment they may take more, by what the others wrote.
+    /// The bytes that groups of all processes together may take, pinned ones too. Each process
+    /// counts what it wrote since it looked last, so for a moment they may take more, by what the
+    /// others wrote.
     pub max_bytes: u64,
 }
 
@@ -57,6 +60,18 @@ pub struct DirectoryStore<D: Disk = SystemDisk> {
     owner: u32,
     /// What was there when the directory was looked at last, and what this process put since.
     ledger: Ledger,
+    /// Bytes of the parts of all processes, in the same way: no others go for them.
+    part_bytes: u64,
+    pinned: HashMap<GroupName, PinnedGroup>,
+}
+
+/// A group of one handle: a part that never gets the name of a group.
+#[derive(Debug)]
+struct PinnedGroup {
+    path: PathBuf,
+    /// Locked as long as it is open.
+    file: File,
+    n_bytes: u64,
 }
 
 impl DirectoryStore {
@@ -92,19 +107,20 @@ impl<D: Disk> DirectoryStore<D> {
             disk,
             owner,
             ledger: Ledger::default(),
+            part_bytes: 0,
+            pinned: HashMap::new(),
         };
         // A container gives each process the same number: names are free once these are gone.
         store.remove_parts();
         store.check_owner()?;
-        let lock = store.lock()?;
         store.look();
-        store.make_room(0, &lock);
+        store.make_room(0)?;
         Ok(store)
     }
 
     /// The bytes that groups take, as far as this process knows.
     pub fn n_bytes(&self) -> u64 {
-        self.ledger.n_bytes()
+        self.ledger.n_bytes() + self.part_bytes
     }
 
     fn path(&self, name: GroupName) -> PathBuf {
@@ -166,27 +182,38 @@ impl<D: Disk> DirectoryStore<D> {
             ledger.insert(group.name, group.n_bytes);
         }
         self.ledger = ledger;
+        let parts = scan::parts(&self.config.dir, self.owner);
+        self.part_bytes = parts.map(|part| part.n_bytes).sum();
     }
 
-    /// Removes groups until so many bytes more fit, and then some.
-    fn make_room(&mut self, n_bytes: u64, _held: &File) {
+    /// Removes groups where so many bytes more do not fit, and then some.
+    fn make_room(&mut self, n_bytes: u64) -> Result<(), StoreError> {
         let max = self.config.max_bytes;
-        if self.ledger.n_bytes() + n_bytes <= max {
-            return;
+        if self.n_bytes() + n_bytes <= max {
+            return Ok(());
+        }
+        let _lock = self.lock()?;
+        self.look();
+        if self.n_bytes() + n_bytes <= max {
+            return Ok(());
         }
         let target = max.saturating_sub((max as f64 * ROOM) as u64);
-        while self.ledger.n_bytes() + n_bytes > target
+        while self.n_bytes() + n_bytes > target
             && let Some(oldest) = self.ledger.oldest()
         {
             // One that cannot be removed is found again by the next look.
             let _gone = self.disk.remove(&self.path(oldest));
             self.ledger.remove(oldest);
         }
+        if self.n_bytes() + n_bytes > max && n_bytes > 0 {
+            return Err(StoreError::Full);
+        }
+        Ok(())
     }
 
     /// Removes the parts of processes that are dead: their locks ended with them.
     fn remove_parts(&self) {
-        for path in scan::parts(&self.config.dir, self.owner) {
+        for Part { path, .. } in scan::parts(&self.config.dir, self.owner) {
             let is_dead = disk::open_file(&path)
                 .is_ok_and(|file| is_ours(&file, self.owner) && file.try_lock().is_ok());
             if is_dead {
@@ -195,22 +222,38 @@ impl<D: Disk> DirectoryStore<D> {
         }
     }
 
-    /// Writes a part, and gives it its name.
-    fn write(&self, name: GroupName, frame: &[u8]) -> io::Result<()> {
+    /// Writes a part, which stays locked as long as it is open.
+    fn write_part(&self, name: GroupName, frame: &[&[u8]]) -> io::Result<(PathBuf, File)> {
         let part = self.part_of(name);
         let mut file = self.disk.create(&part)?;
         // On a file system without locks, no process takes it for dead either.
         let _locked = file.lock();
-        let written = self.disk.write(&mut file, frame);
-        let renamed = written.and_then(|()| self.disk.rename(&part, &self.path(name)));
+        let mut pieces = frame.iter();
+        match pieces.try_for_each(|piece| self.disk.write(&mut file, piece)) {
+            Ok(()) => Ok((part, file)),
+            Err(error) => {
+                let _gone = self.disk.remove(&part); // why it was not written is the error
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes a part, and gives it its name.
+    fn write(&self, name: GroupName, frame: &[u8]) -> io::Result<()> {
+        let (part, _locked) = self.write_part(name, &[frame])?;
+        let renamed = self.disk.rename(&part, &self.path(name));
         if renamed.is_err() {
-            let _gone = self.disk.remove(&part); // why it was not written is the error
+            let _gone = self.disk.remove(&part); // why it has no name is the error
         }
         renamed
     }
 
     /// The bytes of a group, where there is a file that may be one.
     fn read(&self, name: GroupName) -> io::Result<Option<Arc<[u8]>>> {
+        if let Some(PinnedGroup { file, n_bytes, .. }) = self.pinned.get(&name) {
+            (&*file).rewind()?;
+            return read_bytes(file, *n_bytes).map(Some);
+        }
         let path = self.path(name);
         let file = match disk::open_file(&path) {
             Ok(file) => file,
@@ -224,12 +267,7 @@ impl<D: Disk> DirectoryStore<D> {
         }
         // The time of last use, for all processes; a file that cannot be touched is only older.
         let _touched = file.set_modified(SystemTime::now());
-        let mut bytes = Vec::new();
-        let n_bytes = usize::try_from(found.len()).unwrap_or(usize::MAX);
-        let room = bytes.try_reserve_exact(n_bytes);
-        room.map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        file.take(found.len()).read_to_end(&mut bytes)?;
-        Ok(Some(bytes.into()))
+        read_bytes(&file, found.len()).map(Some)
     }
 
     fn is_there(&self, name: GroupName) -> bool {
@@ -244,7 +282,8 @@ impl<D: Disk> DirectoryStore<D> {
 
 impl<D: Disk> GroupStore for DirectoryStore<D> {
     fn has(&mut self, names: &[GroupName]) -> Result<Vec<bool>, StoreError> {
-        Ok(names.iter().map(|name| self.is_there(*name)).collect())
+        let is_there = |name| self.pinned.contains_key(name) || self.is_there(*name);
+        Ok(names.iter().map(is_there).collect())
     }
 
     fn get(&mut self, names: &[GroupName]) -> Result<Vec<Option<Arc<[u8]>>>, StoreError> {
@@ -253,6 +292,7 @@ impl<D: Disk> GroupStore for DirectoryStore<D> {
             let frame = self.read(*name);
             let frame = frame.map_err(|source| self.failed("read", source))?;
             match &frame {
+                _ if self.pinned.contains_key(name) => {}
                 Some(frame) => self.ledger.insert(*name, frame.len() as u64),
                 None => self.ledger.remove(*name),
             }
@@ -270,26 +310,66 @@ impl<D: Disk> GroupStore for DirectoryStore<D> {
         if self.is_there(name) {
             return Ok(Kept::Known);
         }
-        if self.ledger.n_bytes() + n_bytes > self.config.max_bytes {
-            let lock = self.lock()?;
-            self.look();
-            self.make_room(n_bytes, &lock);
-        }
+        self.make_room(n_bytes)?;
         let written = self.write(name, frame);
         written.map_err(|source| self.failed("write", source))?;
         self.ledger.insert(name, n_bytes);
         Ok(Kept::New)
     }
 
+    fn pin(&mut self, name: GroupName, sealed: &SealedPayload<'_>) -> Result<(), StoreError> {
+        let n_bytes = sealed.n_bytes();
+        self.make_room(n_bytes)?;
+        let written = self.write_part(name, &sealed.parts());
+        let (path, file) = written.map_err(|source| self.failed("write", source))?;
+        self.part_bytes += n_bytes;
+        let pinned = PinnedGroup {
+            path,
+            file,
+            n_bytes,
+        };
+        self.pinned.insert(name, pinned);
+        Ok(())
+    }
+
     fn evict(&mut self, name: GroupName) -> Result<(), StoreError> {
-        self.ledger.remove(name);
-        match self.disk.remove(&self.path(name)) {
+        let path = match self.pinned.remove(&name) {
+            Some(PinnedGroup { path, n_bytes, .. }) => {
+                self.part_bytes = self.part_bytes.saturating_sub(n_bytes);
+                path
+            }
+            None => {
+                self.ledger.remove(name);
+                self.path(name)
+            }
+        };
+        match self.disk.remove(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(self.failed("remove", error))
             }
             _ => Ok(()),
         }
     }
+}
+
+impl<D: Disk> Drop for DirectoryStore<D> {
+    fn drop(&mut self) {
+        for (_, PinnedGroup { path, file, .. }) in self.pinned.drain() {
+            drop(file);
+            let _gone = self.disk.remove(&path); // one that stays is removed by the next process
+        }
+    }
+}
+
+/// So many bytes of a file.
+fn read_bytes(mut file: &File, n_bytes: u64) -> io::Result<Arc<[u8]>> {
+    let mut bytes = Vec::new();
+    let room = bytes.try_reserve_exact(usize::try_from(n_bytes).unwrap_or(usize::MAX));
+    room.map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+    Read::by_ref(&mut file)
+        .take(n_bytes)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes.into())
 }
 
 /// True if there is no file that could be opened: none, a link, a directory, or another user's.

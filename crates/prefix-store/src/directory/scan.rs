@@ -56,16 +56,26 @@ pub(super) fn groups(dir: &Path, owner: u32) -> impl Iterator<Item = Found> {
     })
 }
 
-/// Groups that are being written, or were.
-pub(super) fn parts(dir: &Path, owner: u32) -> impl Iterator<Item = PathBuf> {
+/// A group that is being written or was, or that is one process's alone.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) path: PathBuf,
+    pub(super) n_bytes: u64,
+}
+
+/// The parts that are there.
+pub(super) fn parts(dir: &Path, owner: u32) -> impl Iterator<Item = Part> {
     let dir = dir.to_owned();
-    files(&dir, owner).filter_map(move |(name, _)| {
+    files(&dir, owner).filter_map(move |(name, found)| {
         let (group, writer) = name.strip_suffix(PART)?.split_once('.')?;
         let (process, number) = writer.split_once('-')?;
         let is_number =
             |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         GroupName::from_hex(group)?;
-        (is_number(process) && is_number(number)).then(|| dir.join(&name))
+        (is_number(process) && is_number(number)).then(|| Part {
+            path: dir.join(&name),
+            n_bytes: found.len(),
+        })
     })
 }
 

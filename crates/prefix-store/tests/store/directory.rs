@@ -4,9 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use cellar_prefix_store::{DirectoryConfig, DirectoryStore, GroupStore, Kept, StoreError};
+use cellar_prefix_store::{
+    DirectoryConfig, DirectoryStore, GroupStore, Kept, SealedPayload, StoreError,
+};
 
-use crate::{frame, name};
+use crate::{frame, key, name};
 
 fn open(dir: &Path, max_bytes: u64) -> DirectoryStore {
     let dir = dir.to_owned();
@@ -163,8 +165,16 @@ fn hostile_files_are_neither_read_nor_removed() {
     assert!(matches!(refused, StoreError::Unsafe { .. }), "{refused}");
     assert!(refused.to_string().contains("chmod go-w"), "{refused}");
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
-    fs::remove_file(dir.join("store.lock")).unwrap();
     symlink(&outside, dir.join("store.lock")).unwrap();
+    let mut store = DirectoryStore::open(config.clone()).unwrap();
+    store
+        .put(name(7), &frame(name(7), &[7; 9_900]))
+        .unwrap_err();
+    // So is one that is needed at the start: there is too much.
+    let config = DirectoryConfig {
+        max_bytes: 10,
+        ..config
+    };
     assert!(DirectoryStore::open(config).is_err());
 }
 
@@ -179,4 +189,76 @@ fn others_cannot_read_groups() {
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
     assert_eq!(mode(&dir), 0o700);
     assert_eq!(mode(&path(&dir, 1)), 0o600);
+}
+
+fn pin(store: &mut DirectoryStore, n: u8, payload: &[u8]) -> Result<(), StoreError> {
+    let sealed = SealedPayload::new(&key(1), name(n), payload).unwrap();
+    store.pin(name(n), &sealed)
+}
+
+/// A pinned group is its handle's, counts in the budget of all, and ends with the handle.
+#[test]
+fn pinned_groups_stay_and_others_go_for_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let one = frame(name(0), &[0; 900]).len() as u64;
+    let mut store = open(dir, 4 * one);
+    for n in 0..4 {
+        store.put(name(n), &frame(name(n), &[n; 900])).unwrap();
+    }
+    for n in 10..13 {
+        pin(&mut store, n, &[n; 900]).unwrap();
+        assert!(store.n_bytes() <= 4 * one, "after {n}");
+    }
+    // At most one group has room next to them; new ones go for one another, never for a pin.
+    for n in 20..30 {
+        store.put(name(n), &frame(name(n), &[n; 900])).unwrap();
+    }
+    let pinned = [10, 11, 12].map(name);
+    let found = store.get(&pinned).unwrap();
+    let expected = [10, 11, 12].map(|n| Some(frame(name(n), &[n; 900])));
+    assert_eq!(found, expected);
+    assert_eq!(store.has(&pinned).unwrap(), [true; 3]);
+    let bytes = || -> u64 {
+        let files = fs::read_dir(dir).unwrap().flatten();
+        files.map(|file| file.metadata().unwrap().len()).sum()
+    };
+    assert_eq!(bytes(), 4 * one);
+    // Where pins leave no room, a group is not kept, nor is another pin; the pins stay.
+    pin(&mut store, 13, &[13; 900]).unwrap();
+    let refused = store.put(name(5), &frame(name(5), &[5; 900])).unwrap_err();
+    assert!(matches!(refused, StoreError::Full), "{refused}");
+    let refused = pin(&mut store, 14, &[14; 900]).unwrap_err();
+    assert!(matches!(refused, StoreError::Full), "{refused}");
+    // Another process finds none of them, removes none, and counts them all.
+    let mut other = open(dir, 4 * one);
+    assert_eq!(other.has(&pinned).unwrap(), [false; 3]);
+    assert_eq!(other.n_bytes(), 4 * one);
+    // One that is evicted makes room at once.
+    store.evict(name(10)).unwrap();
+    store.evict(name(10)).unwrap();
+    assert_eq!(store.has(&[name(10), name(11)]).unwrap(), [false, true]);
+    other.put(name(6), &frame(name(6), &[6; 900])).unwrap();
+    drop(store);
+    assert_eq!(bytes(), one, "pins end with their handle");
+    assert!(has(&mut other, 6));
+}
+
+/// Pins alone leave nothing in the directory, not even a lock.
+#[test]
+fn a_directory_of_pins_is_empty_in_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path(), u64::MAX);
+    pin(&mut store, 1, &[1; 100]).unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    // Also one that is open is read: whatever became of its name.
+    let file = fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap();
+    fs::rename(file.path(), dir.path().join("other")).unwrap();
+    assert_eq!(
+        store.get(&[name(1)]).unwrap(),
+        [Some(frame(name(1), &[1; 100]))]
+    );
+    fs::rename(dir.path().join("other"), file.path()).unwrap();
+    drop(store);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }

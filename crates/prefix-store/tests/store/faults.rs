@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cellar_prefix_store::{
-    DirectoryConfig, DirectoryStore, Disk, Group, GroupStore, StoreError, SystemDisk,
+    DirectoryConfig, DirectoryStore, Disk, Group, GroupStore, SealedPayload, StoreError, SystemDisk,
 };
 
 use crate::{frame, key, name};
@@ -178,7 +178,10 @@ fn a_full_disk_refuses_and_keeps() {
         let refused = store.put(name(n), &frame(name(n), b"more")).unwrap_err();
         assert!(matches!(refused, StoreError::Full), "{refused}");
         assert!(!refused.is_down());
+        let sealed = SealedPayload::new(&key(1), name(n), b"more").unwrap();
+        let refused = store.pin(name(n), &sealed).unwrap_err();
+        assert!(matches!(refused, StoreError::Full), "{refused}");
     }
     assert_eq!(store.has(&[name(1), name(2)]).unwrap(), [true, false]);
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }

@@ -6,6 +6,7 @@
 mod directory;
 mod faults;
 mod model;
+mod pins;
 #[cfg(feature = "tier")]
 mod remote;
 mod tiers;

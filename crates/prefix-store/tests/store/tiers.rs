@@ -12,7 +12,7 @@ use cellar_prefix_store::{
 
 use crate::{LONG, fetch, frame, in_time, key, name, names_of, store};
 
-fn host(config: TierConfig) -> Tier {
+pub(crate) fn host(config: TierConfig) -> Tier {
     Tier::start(key(1), vec![Box::new(HostStore::new(1 << 20))], config).unwrap()
 }
 
@@ -66,7 +66,7 @@ impl GroupStore for Held {
     }
 }
 
-fn get(id: u64, names: &[GroupName], deadline: Instant) -> Job {
+pub(crate) fn get(id: u64, names: &[GroupName], deadline: Instant) -> Job {
     Job::Get {
         id: JobId(id),
         names: names.to_vec(),
@@ -74,7 +74,7 @@ fn get(id: u64, names: &[GroupName], deadline: Instant) -> Job {
     }
 }
 
-fn put(n: u8, n_bytes: usize) -> Job {
+pub(crate) fn put(n: u8, n_bytes: usize) -> Job {
     Job::Put {
         name: name(n),
         payload: vec![n; n_bytes].into(),

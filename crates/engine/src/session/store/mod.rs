@@ -244,7 +244,7 @@ impl SessionStore {
         for tier in &self.tiers {
             while let Some(outcome) = tier.next() {
                 // A job that was given up may have had its outcome already.
-                if let Some((request, tier)) = self.jobs.remove(&id_of(&outcome)) {
+                if let Some((request, tier)) = self.jobs.remove(&outcome.id()) {
                     return Some((request, tier, outcome));
                 }
             }
@@ -389,15 +389,6 @@ impl SessionStore {
             n_tokens,
             cuts: self.cuts,
         })
-    }
-}
-
-fn id_of(outcome: &Outcome) -> JobId {
-    match outcome {
-        Outcome::Probed { id, .. }
-        | Outcome::Found { id, .. }
-        | Outcome::Got { id, .. }
-        | Outcome::Failed { id, .. } => *id,
     }
 }
 

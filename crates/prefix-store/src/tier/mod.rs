@@ -4,16 +4,20 @@
 //! opened here, and what is written is sealed here: hashing is off the caller's thread, too.
 //!
 //! Invariants: every read that was submitted and not cancelled has exactly one outcome, also where
-//! the store hangs (once its deadline is over) or is down; bytes that wait to be written are
-//! within their limit; a store that is down is left alone for a while, and its jobs fail at once.
-//! Times are monotonic: a clock that jumps changes nothing.
+//! the store hangs (once its deadline is over), is down or panics; so has every pin, once the store
+//! answers; bytes of prefixes that wait to be written are within their limit; a store that is down
+//! is left alone for a while, and its jobs fail at once. Times are monotonic: a clock that jumps
+//! changes nothing.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod state;
+
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use self::state::{Next, Read, ReadKind, State, Write};
+use crate::counts::TierCounts;
 use crate::error::StoreError;
-use crate::frame::{FrameFault, Group};
+use crate::frame::{FrameFault, Group, SealedPayload};
 use crate::job::{Busy, Job, JobId, Outcome};
 use crate::key::{GroupName, StoreKey};
 use crate::rates::Rates;
@@ -47,53 +51,6 @@ impl Default for TierConfig {
     }
 }
 
-/// What a tier did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TierCounts {
-    /// Groups that were fetched.
-    pub n_fetched: u64,
-    /// Their bytes.
-    pub fetched_bytes: u64,
-    /// Groups that were stored.
-    pub n_stored: u64,
-    /// Their bytes.
-    pub stored_bytes: u64,
-    /// Groups that were to be stored and were there already.
-    pub n_known: u64,
-    /// Groups that could not be stored, or not be taken.
-    pub n_not_stored: u64,
-    /// Of these, those that were taken and could not be stored.
-    pub n_lost: u64,
-    /// Groups that were refused: damaged, cut off, of another version or name.
-    pub n_refused: u64,
-    /// Of these, those that somebody without the key made.
-    pub n_forged: u64,
-    /// Jobs that failed.
-    pub n_failed: u64,
-    /// How often the store was down.
-    pub n_down: u64,
-}
-
-impl std::ops::Add for TierCounts {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            n_fetched: self.n_fetched + other.n_fetched,
-            fetched_bytes: self.fetched_bytes + other.fetched_bytes,
-            n_stored: self.n_stored + other.n_stored,
-            stored_bytes: self.stored_bytes + other.stored_bytes,
-            n_known: self.n_known + other.n_known,
-            n_not_stored: self.n_not_stored + other.n_not_stored,
-            n_lost: self.n_lost + other.n_lost,
-            n_refused: self.n_refused + other.n_refused,
-            n_forged: self.n_forged + other.n_forged,
-            n_failed: self.n_failed + other.n_failed,
-            n_down: self.n_down + other.n_down,
-        }
-    }
-}
-
 /// A store on threads of its own. Dropping it ends all jobs; what waits to
 /// be written is lost, unless [`Tier::flush`] is called before.
 #[derive(Debug)]
@@ -113,48 +70,22 @@ struct TierState {
     outcomes: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    reads: VecDeque<Read>,
-    writes: VecDeque<Write>,
-    /// Names that wait to be written or are being written.
-    writing: BTreeSet<GroupName>,
-    waiting_bytes: u64,
-    /// Reads without an outcome, and when nobody waits for them any more.
-    pending: BTreeMap<JobId, Instant>,
-    outcomes: VecDeque<Outcome>,
-    rates: Rates,
-    counts: TierCounts,
-    down_until: Option<Instant>,
-    /// The last group could not be stored: that was said.
-    is_failing: bool,
-    is_closed: bool,
+/// Ends the jobs of a thread that panics: the one that it does, and all where it is the last.
+struct PanicGuard<'a> {
+    tier: &'a TierState,
+    /// The job that somebody waits for.
+    id: Option<JobId>,
 }
 
-#[derive(Debug)]
-struct Read {
-    id: JobId,
-    names: Vec<GroupName>,
-    what: ReadKind,
-    deadline: Instant,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum ReadKind {
-    Probe,
-    Find,
-    Get,
-}
-
-#[derive(Debug)]
-struct Write {
-    name: GroupName,
-    payload: Arc<[u8]>,
-}
-
-enum Next {
-    Read(Read),
-    Write(Write),
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut state = self.tier.lock();
+            state.lose_thread(self.id);
+            drop(state);
+            self.tier.outcomes.notify_all();
+        }
+    }
 }
 
 impl Tier {
@@ -178,6 +109,7 @@ impl Tier {
             shared,
             threads: Vec::new(),
         };
+        tier.shared.lock().n_threads = stores.len();
         for store in stores {
             let shared = Arc::clone(&tier.shared);
             let thread = ThreadBuilder::new().name("cellar-tier".to_owned());
@@ -238,7 +170,9 @@ impl Tier {
                 },
                 config,
             )?,
-            Job::Put { name, payload } => state.push_write(Write { name, payload }, config)?,
+            Job::Put { name, payload } => state.push_put(name, payload, config)?,
+            Job::Pin { id, names, payload } => state.push_pin(id, names, payload)?,
+            Job::Evict { names } => state.writes.push_back(Write::Evict { names }),
         }
         drop(state);
         self.shared.jobs.notify_one();
@@ -336,68 +270,6 @@ impl Drop for Tier {
     }
 }
 
-impl State {
-    fn push_read(&mut self, read: Read, config: &TierConfig) -> Result<(), Busy> {
-        if self.reads.len() >= config.max_waiting_reads {
-            return Err(Busy);
-        }
-        self.pending.insert(read.id, read.deadline);
-        self.reads.push_back(read);
-        Ok(())
-    }
-
-    fn push_write(&mut self, write: Write, config: &TierConfig) -> Result<(), Busy> {
-        if self.writing.contains(&write.name) {
-            return Ok(());
-        }
-        let n_bytes = self.waiting_bytes + write.payload.len() as u64;
-        if n_bytes > config.max_waiting_bytes || self.is_down(Instant::now()) {
-            self.counts.n_not_stored += 1;
-            return Err(Busy);
-        }
-        self.waiting_bytes = n_bytes;
-        self.writing.insert(write.name);
-        self.writes.push_back(write);
-        Ok(())
-    }
-
-    fn is_down(&self, now: Instant) -> bool {
-        self.down_until.is_some_and(|until| now < until)
-    }
-
-    /// The next outcome; a read whose time is over has failed, also where its store hangs.
-    fn next_outcome(&mut self, now: Instant) -> Option<Outcome> {
-        let late = |(_, deadline): &(&JobId, &Instant)| **deadline <= now;
-        if self.outcomes.is_empty()
-            && let Some((&id, _)) = self.pending.iter().find(late)
-        {
-            self.reads.retain(|read| read.id != id);
-            self.end_read(id, Err(StoreError::TimedOut));
-        }
-        self.outcomes.pop_front()
-    }
-
-    /// Adds the outcome of a read, unless it had one or was given up.
-    fn end_read(&mut self, id: JobId, outcome: Result<Outcome, StoreError>) {
-        if self.pending.remove(&id).is_none() {
-            return;
-        }
-        self.outcomes.push_back(outcome.unwrap_or_else(|error| {
-            self.counts.n_failed += 1;
-            Outcome::Failed { id, error }
-        }));
-    }
-
-    /// Leaves a store that does not work alone for a while.
-    fn note_failure(&mut self, error: &StoreError, config: &TierConfig) {
-        if error.is_down() && !self.is_down(Instant::now()) {
-            self.down_until = Some(Instant::now() + config.retry_after);
-            self.counts.n_down += 1;
-            tracing::warn!(%error, "a tier of the prefix store is down");
-        }
-    }
-}
-
 impl TierState {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -406,9 +278,22 @@ impl TierState {
     /// The thread of a handle of the store.
     fn work(&self, mut store: Box<dyn GroupStore>) {
         while let Some(next) = self.next() {
+            let _guard = PanicGuard {
+                tier: self,
+                id: match &next {
+                    Next::Read(Read { id, .. }) | Next::Write(Write::Pin { id, .. }) => Some(*id),
+                    Next::Write(Write::Put { .. } | Write::Evict { .. }) => None,
+                },
+            };
             match next {
                 Next::Read(read) => self.read(&mut *store, &read),
-                Next::Write(write) => self.write(&mut *store, write),
+                Next::Write(Write::Put { name, payload }) => self.put(&mut *store, name, &payload),
+                Next::Write(Write::Pin { id, names, payload }) => {
+                    let pinned = self.pin(&mut *store, &names, &payload);
+                    drop(payload); // the bytes are out of memory when somebody reads the outcome
+                    self.end_pin(id, pinned);
+                }
+                Next::Write(Write::Evict { names }) => evict(&mut *store, &names),
             }
         }
     }
@@ -446,7 +331,7 @@ impl TierState {
         if let Err(error) = &outcome {
             state.note_failure(error, &self.config);
         }
-        state.end_read(read.id, outcome);
+        state.end(read.id, outcome);
         drop(state);
         self.outcomes.notify_all();
     }
@@ -539,19 +424,47 @@ impl TierState {
             state.counts.n_forged += 1;
         }
         drop(state);
-        if let Err(error) = store.evict(name) {
-            tracing::debug!(%name, %error, "it stays");
-        }
+        evict(store, &[name]);
         None
     }
 
-    fn write(&self, store: &mut dyn GroupStore, write: Write) {
-        let Write { name, payload } = write;
+    /// Keeps bytes as groups, all or none.
+    fn pin(
+        &self,
+        store: &mut dyn GroupStore,
+        names: &[GroupName],
+        payload: &Arc<Vec<u8>>,
+    ) -> Result<(), StoreError> {
+        if Arc::strong_count(payload) == 1 {
+            return Ok(());
+        }
+        let len = payload.len().div_ceil(names.len().max(1));
+        let pieces = (0..names.len()).map(|at| {
+            let end = payload.len().min((at + 1) * len);
+            payload.get(at * len..end).unwrap_or_default()
+        });
+        for (name, piece) in names.iter().zip(pieces) {
+            let sealed = SealedPayload::new(&self.key, *name, piece);
+            if let Err(error) = sealed.and_then(|sealed| store.pin(*name, &sealed)) {
+                evict(store, names);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn end_pin(&self, id: JobId, pinned: Result<(), StoreError>) {
+        let outcome = pinned.map(|()| Outcome::Pinned { id });
+        self.lock().end(id, outcome);
+        self.outcomes.notify_all();
+    }
+
+    fn put(&self, store: &mut dyn GroupStore, name: GroupName, payload: &[u8]) {
         let kept = if self.lock().is_down(Instant::now()) {
             let reason = "it did not work a moment ago".to_owned();
             Err(StoreError::Unreachable { reason })
         } else {
-            let sealed = Group::seal(&self.key, name, &payload);
+            let sealed = Group::seal(&self.key, name, payload);
             sealed.and_then(|group| store.put(name, group.frame()))
         };
         let mut state = self.lock();
@@ -577,5 +490,13 @@ impl TierState {
         }
         drop(state);
         self.outcomes.notify_all();
+    }
+}
+
+fn evict(store: &mut dyn GroupStore, names: &[GroupName]) {
+    for name in names {
+        if let Err(error) = store.evict(*name) {
+            tracing::debug!(%name, %error, "it stays");
+        }
     }
 }
