@@ -6,12 +6,12 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use cellar_engine::serve::{FetchPolicy, PrefixTiers};
+use cellar_engine::serve::{FetchPolicy, PrefixTiers, SwapDisk};
 use cellar_prefix_store::{
     DirectoryConfig, DirectoryStore, GroupStore, HostStore, StoreError, StoreKey, Tier, TierConfig,
 };
 
-use crate::args::StoreArgs;
+use crate::args::{StoreArgs, swap_disk};
 
 /// The name of the file with the key of a directory.
 const KEY: &str = "key";
@@ -27,6 +27,16 @@ pub(crate) struct SharedTiers {
     host: Option<HostStore>,
     directory: Option<DirectoryConfig>,
     url: Option<String>,
+}
+
+/// The part of the tiers that preempted requests of a model may have: half of each, for which
+/// cached prefixes go.
+#[derive(Debug)]
+pub(crate) struct SharedSwap {
+    pub(crate) host: HostStore,
+    /// Bytes of it.
+    pub(crate) n_bytes: u64,
+    pub(crate) disk: Option<SwapDisk>,
 }
 
 impl SharedTiers {
@@ -88,6 +98,25 @@ impl SharedTiers {
             tiers,
             fetching: FetchPolicy::WhereFaster,
         })
+    }
+
+    /// What preempted requests of a model may have; `None` where there is no tier in memory.
+    ///
+    /// # Errors
+    /// A directory that cannot be used any more, or no threads.
+    pub(crate) fn swap(&self) -> anyhow::Result<Option<SharedSwap>> {
+        let Some(host) = self.host.clone() else {
+            return Ok(None);
+        };
+        let disk = self.directory.clone().map(|directory| {
+            let n_bytes = directory.max_bytes / 2;
+            swap_disk(directory, n_bytes).context("--cache-dir")
+        });
+        Ok(Some(SharedSwap {
+            n_bytes: host.max_bytes() / 2,
+            host,
+            disk: disk.transpose()?,
+        }))
     }
 
     fn start(&self, stores: Vec<Box<dyn GroupStore>>) -> Result<Tier, StoreError> {

@@ -9,6 +9,7 @@ use cellar_engine::serve::{
     BlockObserver, PrefixTiers, Service, ServiceConfig, ServiceExtras, Speculation, SwapDisk,
 };
 use cellar_engine::{Engine, Tower};
+use cellar_prefix_store::HostStore;
 use cellar_trace::TraceWriter;
 use kv_backend::BoxedBackend;
 use model_core::tokenizer::Tokenizer;
@@ -25,6 +26,7 @@ pub(crate) struct ServiceFlags<'a> {
     pub(crate) trace: Option<TraceWriter>,
     pub(crate) blocks: Option<BlockObserver>,
     pub(crate) swap_disk: Option<SwapDisk>,
+    pub(crate) swap_host: Option<HostStore>,
     pub(crate) prefix_tiers: Option<PrefixTiers>,
     pub(crate) tower: Option<Tower>,
 }
@@ -45,6 +47,7 @@ impl ServiceFlags<'_> {
             trace: self.trace,
             blocks: self.blocks,
             swap_disk: self.swap_disk,
+            swap_host: self.swap_host,
             prefix_tiers: self.prefix_tiers,
             tower: self.tower,
             draft_model: draft_model::open(self.speculation, self.engine, texts)?,

@@ -1,6 +1,6 @@
 //! [`HostStore`]: groups in the memory of this process.
 //!
-//! Invariant: the frames take at most the budget.
+//! Invariant: the frames and what is reserved take at most the budget.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,16 @@ pub struct HostStore(Arc<Mutex<Frames>>);
 struct Frames {
     frames: HashMap<GroupName, Arc<[u8]>>,
     ledger: Ledger,
+    /// Bytes of [`ReservedBytes`].
+    reserved: u64,
     max_bytes: u64,
+}
+
+/// Bytes of a [`HostStore`] that something else has, until this is dropped.
+#[derive(Debug)]
+pub struct ReservedBytes {
+    store: HostStore,
+    n_bytes: u64,
 }
 
 impl HostStore {
@@ -27,13 +36,29 @@ impl HostStore {
         Self(Arc::new(Mutex::new(Frames {
             frames: HashMap::new(),
             ledger: Ledger::default(),
+            reserved: 0,
             max_bytes,
         })))
     }
 
-    /// The bytes that groups take.
+    /// The bytes that groups take, with those that are reserved.
     pub fn n_bytes(&self) -> u64 {
-        self.lock().ledger.n_bytes()
+        self.lock().n_bytes()
+    }
+
+    /// The bytes that there are.
+    pub fn max_bytes(&self) -> u64 {
+        self.lock().max_bytes
+    }
+
+    /// Takes bytes for something else, for which groups go; `None` where others have reserved too
+    /// many.
+    pub fn reserve(&self, n_bytes: u64) -> Option<ReservedBytes> {
+        let mut reserved = ReservedBytes {
+            store: self.clone(),
+            n_bytes: 0,
+        };
+        reserved.grow(n_bytes).then_some(reserved)
     }
 
     fn lock(&self) -> MutexGuard<'_, Frames> {
@@ -41,7 +66,41 @@ impl HostStore {
     }
 }
 
+impl ReservedBytes {
+    /// Takes so many bytes more. Returns false, and takes none, where others have reserved too many.
+    pub fn grow(&mut self, n_bytes: u64) -> bool {
+        let mut all = self.store.lock();
+        if n_bytes > all.max_bytes.saturating_sub(all.reserved) {
+            return false;
+        }
+        all.reserved += n_bytes;
+        all.make_room(0);
+        drop(all);
+        self.n_bytes += n_bytes;
+        true
+    }
+}
+
+impl Drop for ReservedBytes {
+    fn drop(&mut self) {
+        self.store.lock().reserved -= self.n_bytes;
+    }
+}
+
 impl Frames {
+    fn n_bytes(&self) -> u64 {
+        self.ledger.n_bytes() + self.reserved
+    }
+
+    /// Forgets groups until so many bytes more fit.
+    fn make_room(&mut self, n_bytes: u64) {
+        while self.n_bytes() + n_bytes > self.max_bytes
+            && let Some(oldest) = self.ledger.oldest()
+        {
+            self.forget(oldest);
+        }
+    }
+
     fn forget(&mut self, name: GroupName) {
         self.frames.remove(&name);
         self.ledger.remove(name);
@@ -75,11 +134,10 @@ impl GroupStore for HostStore {
             let max = all.max_bytes;
             return Err(StoreError::TooLarge { n_bytes, max });
         }
-        while all.ledger.n_bytes() + n_bytes > all.max_bytes
-            && let Some(oldest) = all.ledger.oldest()
-        {
-            all.forget(oldest);
+        if n_bytes > all.max_bytes - all.reserved {
+            return Err(StoreError::Full);
         }
+        all.make_room(n_bytes);
         all.frames.insert(name, Arc::clone(frame));
         all.ledger.insert(name, n_bytes);
         Ok(Kept::New)
@@ -128,6 +186,19 @@ mod tests {
         assert_eq!(store.has(&[name(4), name(5)]).unwrap(), [true, false]);
         store.evict(name(4)).unwrap();
         store.evict(name(4)).unwrap();
+        assert_eq!(store.n_bytes(), 0);
+        // What is reserved takes the place of groups, and nothing takes its place.
+        for n in 0..3 {
+            store.put(name(n), &frame).unwrap();
+        }
+        let mut reserved = store.reserve(5).unwrap();
+        assert_eq!(store.has(&all).unwrap(), [false, true, true, false]);
+        assert!(store.reserve(26).is_none() && !reserved.grow(26));
+        assert!(reserved.grow(20));
+        assert_eq!((store.n_bytes(), store.max_bytes()), (25, 30));
+        let refused = store.put(name(0), &frame).unwrap_err();
+        assert!(matches!(refused, StoreError::Full), "{refused}");
+        drop(reserved);
         assert_eq!(store.n_bytes(), 0);
         // A clone is the same store.
         store.clone().put(name(0), &frame).unwrap();

@@ -43,7 +43,7 @@ pub use directory::{DirectoryConfig, DirectoryStore, Disk, SystemDisk};
 pub use duel::{Candidate, Eviction, EvictionDuel, EvictionRule};
 pub use error::StoreError;
 pub use frame::{FrameFault, Group, MAX_PAYLOAD, SealedPayload};
-pub use host::HostStore;
+pub use host::{HostStore, ReservedBytes};
 pub use job::{Busy, Job, JobId, Outcome};
 pub use key::{
     GROUP_TOKENS, GroupKind, GroupName, GroupNamer, Identity, MIN_SECRET, StoreKey, TAIL_TOKENS,

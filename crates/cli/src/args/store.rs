@@ -10,7 +10,8 @@ use super::byte_size::ByteSize;
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreArgs {
     /// Bytes of host memory for cached prefixes that the models' memory has no room for, or whose
-    /// model is unloaded, of all models together [default: none]
+    /// model is unloaded, of all models together. Half of them are for requests that have to wait,
+    /// unless --swap-memory is given [default: none]
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["trace", "no_prefix_cache"])]
     pub(crate) cache_ram: Option<ByteSize>,
     /// Directory for cached prefixes, where they outlive the server. Several servers may share it

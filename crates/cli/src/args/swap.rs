@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use cellar_engine::serve::SwapDisk;
-use cellar_prefix_store::{DirectoryConfig, DirectoryStore, StoreKey, Tier, TierConfig};
+use cellar_prefix_store::{
+    DirectoryConfig, DirectoryStore, StoreError, StoreKey, Tier, TierConfig,
+};
 use kv_core::KvType;
 
 use super::byte_size::ByteSize;
@@ -64,15 +66,18 @@ impl SwapArgs {
             dir: dir.clone(),
             max_bytes: u64::MAX,
         };
-        let store = DirectoryStore::open(config).context("--swap-dir")?;
-        let tier = Tier::start(
-            StoreKey::random()?,
-            vec![Box::new(store)],
-            TierConfig::default(),
-        )?;
-        Ok(Some(SwapDisk {
-            tier,
-            n_bytes: self.disk_bytes(),
-        }))
+        let disk = swap_disk(config, self.disk_bytes()).context("--swap-dir")?;
+        Ok(Some(disk))
     }
+}
+
+/// So many bytes of a directory, as files that only this process reads.
+///
+/// # Errors
+/// Where the directory cannot be used, or no thread starts.
+pub(crate) fn swap_disk(config: DirectoryConfig, n_bytes: u64) -> Result<SwapDisk, StoreError> {
+    let store = DirectoryStore::open(config)?;
+    let key = StoreKey::random()?;
+    let tier = Tier::start(key, vec![Box::new(store)], TierConfig::default())?;
+    Ok(SwapDisk { tier, n_bytes })
 }

@@ -166,6 +166,7 @@ fn start(
         trace: args.trace.writer()?,
         blocks: None,
         swap_disk: args.parallel.swap.disk()?,
+        swap_host: None,
         prefix_tiers: None,
         tower,
     };

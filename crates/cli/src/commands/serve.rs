@@ -502,7 +502,17 @@ fn start(
 ) -> anyhow::Result<Service<kv_backend::BoxedBackend>> {
     let config = engine_config(args, file);
     let engine = resolve::open_engine(file, &args.engine.compute, &config, PromptOutputs::Last)?;
+    let limits = args.parallel.service_config(DEFAULT_STEP_MS);
+    // Without bytes of their own, preempted requests have some of the tiers'.
+    let tiers = args.tiers.as_ref();
+    let shared = tiers.filter(|_| args.parallel.swap.swap_memory.is_none());
+    let shared = shared.map(SharedTiers::swap).transpose()?.flatten();
+    let (swap_bytes, swap_host, swap_disk) = match shared {
+        Some(swap) => (swap.n_bytes, Some(swap.host), swap.disk),
+        None => (limits.swap_bytes, None, args.parallel.swap.disk()?),
+    };
     let config = ServiceConfig {
+        swap_bytes,
         max_queued: args.max_queued as usize,
         excerpts: if args.show_text {
             ExcerptLen::Tokens(EXCERPT_LEN)
@@ -514,15 +524,16 @@ fn start(
             engine.settings().n_ctx,
             file.tokenizer(),
         )?,
-        ..args.parallel.service_config(DEFAULT_STEP_MS)
+        ..limits
     };
     let flags = ServiceFlags {
         engine: &args.engine,
         speculation: &args.speculation,
         trace: args.trace.writer()?,
         blocks: blocks(args)?,
-        swap_disk: args.parallel.swap.disk()?,
-        prefix_tiers: args.tiers.as_ref().map(SharedTiers::of_model).transpose()?,
+        swap_disk,
+        swap_host,
+        prefix_tiers: tiers.map(SharedTiers::of_model).transpose()?,
         tower,
     };
     flags.start(engine, file.tokenizer(), &config)

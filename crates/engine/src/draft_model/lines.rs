@@ -4,8 +4,9 @@
 //! A line is a sequence of the model's engine. Invariant: before tokens are drafted, the line of a
 //! text holds the text but its last token and nothing else: tokens that the larger model did not
 //! take are removed, whatever became of the text meanwhile. A line that is released keeps its
-//! tokens, for the next text that begins so, until their room is needed. Knows neither samplers nor
-//! what becomes of drafts.
+//! tokens, for the next text that begins so, until their room is needed. The scheduler's tree of
+//! prefixes is not used: it copies sequences and plans with a scheduler's requests, where a line
+//! only goes on with another text. Knows neither samplers nor what becomes of drafts.
 
 use std::cmp::Reverse;
 

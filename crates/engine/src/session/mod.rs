@@ -38,6 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
+use cellar_prefix_store::HostStore;
 use cellar_scheduler::{Event, Micros, Outcome, RequestId, Scheduler, SchedulerConfig, Work};
 use cellar_trace::{TraceWriter, TracedMemory};
 use kv_backend::{Backend, RunProgress};
@@ -120,6 +121,9 @@ pub struct ServiceExtras {
     /// Takes states of preempted requests that are beyond half of
     /// [`ServiceConfig::swap_bytes`].
     pub swap_disk: Option<SwapDisk>,
+    /// The tier in whose bytes states of preempted requests are: cached prefixes go for them.
+    /// `None` where [`ServiceConfig::swap_bytes`] are in addition to all tiers.
+    pub swap_host: Option<HostStore>,
     /// Keeps what is cached beyond the memory and the life of the session.
     pub prefix_tiers: Option<PrefixTiers>,
 }
@@ -186,6 +190,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             tower,
             blocks,
             swap_disk,
+            swap_host,
             prefix_tiers,
         } = extras;
         config.check(engine.settings()).map_err(EngineError::from)?;
@@ -244,7 +249,11 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let recorder = Recorder::new(Arc::default(), config.excerpts)
             .with_trace(trace)
             .with_blocks(blocks.map(BlockTable::new));
-        let swapped = SwapStore::new(limits.swap_bytes, swap_disk.map(|disk| disk.tier));
+        let swapped = SwapStore::new(
+            limits.swap_bytes,
+            swap_host,
+            swap_disk.map(|disk| disk.tier),
+        );
         Ok(Self {
             engine,
             scheduler,

@@ -72,8 +72,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let mut out = self.swapped.writer(limit);
         self.engine.complete_rows()?;
         self.engine.save_state_with_note(&options, "", &mut out)?;
-        let bytes = out.into_bytes();
-        Ok(Some(self.swapped.insert(swap.request, seq, bytes)))
+        let saved = out.into_saved();
+        Ok(Some(self.swapped.insert(swap.request, seq, saved)))
     }
 
     /// Takes a state back, where the memory has room for it.

@@ -3,8 +3,9 @@
 //!
 //! The tier writes and reads on a thread of its own, so that steps do not wait for a disk. A state
 //! is in memory until it is pinned, and again before it is needed, where the scheduler can tell.
-//! Invariant: states that are in memory and not pinned have at most the bytes of the budget; of the
-//! pinned ones, one is in memory in addition. One that cannot be pinned stays in memory; one that
+//! Invariant: states that are in memory and not pinned have at most the bytes of the budget, which
+//! are those of the host's tier where they are to be; of the pinned ones, one is in memory in
+//! addition. One that cannot be pinned stays in memory; one that
 //! cannot be read, or is not what was written, is lost, and its request is computed again. Knows no
 //! scheduler.
 
@@ -14,12 +15,17 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cellar_prefix_store::{Group, GroupName, Job, JobId, MAX_PAYLOAD, Outcome, Tier};
+use cellar_prefix_store::{
+    Group, GroupName, HostStore, Job, JobId, MAX_PAYLOAD, Outcome, ReservedBytes, Tier,
+};
 use cellar_scheduler::RequestId;
 use kv_core::SeqId;
 
-/// The longest time that a step waits for one answer of a tier.
+/// The longest time that a step waits for one answer of a tier, besides that of a slow disk.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Bytes that a slow disk writes or reads in a second.
+const SLOW_DISK: u64 = 8 << 20;
 
 /// A place for the states that the memory of the host has no room for.
 #[derive(Debug)]
@@ -36,11 +42,13 @@ pub struct SwapDisk {
 pub(super) struct SwapStore {
     /// Bytes that states may have in memory.
     n_bytes: u64,
+    /// Cached prefixes that have the same bytes.
+    host: Option<HostStore>,
     states: BTreeMap<RequestId, Stored>,
     disk: Option<Tier>,
     /// Bytes on their way to the disk by number of the state, also of those that are not wanted any
     /// more.
-    writing: BTreeMap<JobId, u64>,
+    writing: BTreeMap<JobId, Writing>,
     /// The pinned state that is in memory, or being read into it.
     ahead: Option<RequestId>,
     /// States that are not pinned, though they should be.
@@ -50,6 +58,13 @@ pub(super) struct SwapStore {
     has_warned: bool,
 }
 
+/// Bytes on their way to the disk.
+#[derive(Debug)]
+struct Writing {
+    n_bytes: u64,
+    reserved: Option<ReservedBytes>,
+}
+
 #[derive(Debug)]
 struct Stored {
     /// Tells it from every other state of this store. A state has one job at a time.
@@ -57,6 +72,8 @@ struct Stored {
     seq: SeqId,
     n_bytes: u64,
     bytes: Option<StateBytes>,
+    /// The bytes of the host's tier that these are.
+    reserved: Option<ReservedBytes>,
     pin: Pin,
 }
 
@@ -84,10 +101,17 @@ pub(super) struct HeldState {
     pub(super) bytes: StateBytes,
 }
 
+/// The bytes of a state that was saved.
+#[derive(Debug)]
+pub(super) struct SavedBytes {
+    bytes: Vec<u8>,
+    reserved: Option<ReservedBytes>,
+}
+
 /// Takes the bytes of a state, as many as there is room for.
 pub(super) struct StateWriter<'s> {
     store: &'s mut SwapStore,
-    bytes: Vec<u8>,
+    saved: SavedBytes,
     limit: u64,
 }
 
@@ -130,10 +154,11 @@ impl Stored {
 }
 
 impl SwapStore {
-    /// A store of so many bytes in memory.
-    pub(super) fn new(n_bytes: u64, disk: Option<Tier>) -> Self {
+    /// A store of so many bytes in memory, which are of the host's tier where there is one.
+    pub(super) fn new(n_bytes: u64, host: Option<HostStore>, disk: Option<Tier>) -> Self {
         Self {
             n_bytes,
+            host,
             states: BTreeMap::new(),
             disk,
             writing: BTreeMap::new(),
@@ -146,21 +171,27 @@ impl SwapStore {
 
     /// For the bytes of the state that is saved next.
     pub(super) fn writer(&mut self, limit: u64) -> StateWriter<'_> {
+        let saved = SavedBytes {
+            bytes: Vec::new(),
+            reserved: self.host.as_ref().and_then(|host| host.reserve(0)),
+        };
         StateWriter {
             store: self,
-            bytes: Vec::new(),
+            saved,
             limit,
         }
     }
 
     /// Keeps a state, and returns how many bytes it has.
-    pub(super) fn insert(&mut self, request: RequestId, seq: SeqId, bytes: Vec<u8>) -> u64 {
+    pub(super) fn insert(&mut self, request: RequestId, seq: SeqId, saved: SavedBytes) -> u64 {
+        let SavedBytes { bytes, reserved } = saved;
         let n_bytes = bytes.len() as u64;
         let state = Stored {
             job: JobId(self.n_saved),
             seq,
             n_bytes,
             bytes: Some(StateBytes::Saved(Arc::new(bytes))),
+            reserved,
             pin: Pin::None,
         };
         self.n_saved += 1;
@@ -184,7 +215,11 @@ impl SwapStore {
         };
         if disk.submit(job).is_ok() {
             state.pin = Pin::BeingWritten;
-            self.writing.insert(state.job, state.n_bytes);
+            let writing = Writing {
+                n_bytes: state.n_bytes,
+                reserved: state.reserved.take(),
+            };
+            self.writing.insert(state.job, writing);
         } else {
             self.failed.push(request);
         }
@@ -206,17 +241,22 @@ impl SwapStore {
     }
 
     fn begin_to_read(&mut self, request: RequestId) {
+        let writing = self.writing_bytes();
         let state = self.states.get_mut(&request);
         let Some(state) = state.filter(|state| state.pin == Pin::Complete) else {
             return;
         };
+        let patience = patience(writing + state.n_bytes);
         let job = Job::Get {
             id: state.job,
             names: state.names(),
-            deadline: Instant::now() + PATIENCE,
+            deadline: Instant::now() + patience,
         };
         if (self.disk.as_ref()).is_some_and(|disk| disk.submit(job).is_ok()) {
             state.pin = Pin::BeingRead;
+            // One state may be beyond what there is: otherwise none could come back.
+            let host = self.host.as_ref();
+            state.reserved = host.and_then(|host| host.reserve(state.n_bytes));
             self.ahead = Some(request);
         } else {
             state.pin = Pin::Unreadable;
@@ -271,14 +311,18 @@ impl SwapStore {
         let ahead = self.ahead.take().and_then(|id| self.states.get_mut(&id));
         if let Some(state) = ahead.filter(|state| state.pin == Pin::Complete) {
             state.bytes = None;
+            state.reserved = None;
         }
     }
 
     /// Waits for the next job to be finished. Returns whether one was.
     fn wait(&mut self) -> bool {
-        let is_asked = !self.writing.is_empty() || self.is_reading();
+        let ahead = self.ahead.and_then(|ahead| self.states.get(&ahead));
+        let reading = ahead.filter(|state| state.pin == Pin::BeingRead);
+        let is_asked = !self.writing.is_empty() || reading.is_some();
+        let patience = patience(self.writing_bytes() + reading.map_or(0, |state| state.n_bytes));
         let disk = self.disk.as_ref().filter(|_| is_asked);
-        match disk.and_then(|disk| disk.next_within(PATIENCE)) {
+        match disk.and_then(|disk| disk.next_within(patience)) {
             Some(outcome) => {
                 self.finish(outcome);
                 true
@@ -291,11 +335,12 @@ impl SwapStore {
         let id = outcome.id();
         let mut states = self.states.iter_mut();
         let found = states.find(|(_, state)| state.job == id);
-        if self.writing.remove(&id).is_some() {
+        if let Some(writing) = self.writing.remove(&id) {
             match outcome {
                 Outcome::Failed { error, .. } => {
                     if let Some((&request, state)) = found {
                         state.pin = Pin::None;
+                        state.reserved = writing.reserved;
                         self.failed.push(request);
                     }
                     if !mem::replace(&mut self.has_warned, true) {
@@ -327,6 +372,7 @@ impl SwapStore {
             Pin::Complete
         } else {
             tracing::warn!("a saved state cannot be read, and is computed again");
+            state.reserved = None;
             Pin::Unreadable
         };
         state.bytes = bytes;
@@ -337,29 +383,43 @@ impl SwapStore {
         let in_memory = |state: &&Stored| state.pin == Pin::None;
         let held = self.states.values().filter(in_memory);
         let held: u64 = held.map(|state| state.n_bytes).sum();
-        let writing: u64 = self.writing.values().sum();
-        self.n_bytes.saturating_sub(held.saturating_add(writing))
+        let taken = held.saturating_add(self.writing_bytes());
+        self.n_bytes.saturating_sub(taken)
+    }
+
+    fn writing_bytes(&self) -> u64 {
+        self.writing.values().map(|state| state.n_bytes).sum()
     }
 }
 
+/// The time that a disk may take for so many bytes.
+fn patience(n_bytes: u64) -> Duration {
+    PATIENCE + Duration::from_secs(n_bytes / SLOW_DISK)
+}
+
 impl StateWriter<'_> {
-    pub(super) fn into_bytes(mut self) -> Vec<u8> {
-        self.bytes.shrink_to_fit();
-        self.bytes
+    pub(super) fn into_saved(mut self) -> SavedBytes {
+        self.saved.bytes.shrink_to_fit();
+        self.saved
     }
 }
 
 impl Write for StateWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let wanted = (self.bytes.len() + bytes.len()) as u64;
+        let saved = &mut self.saved;
+        let wanted = (saved.bytes.len() + bytes.len()) as u64;
         // What is being written makes room when it is done.
         while wanted > self.store.room() && !self.store.writing.is_empty() && self.store.wait() {}
         if wanted > self.limit.min(self.store.room()) {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        let room = self.bytes.try_reserve(bytes.len());
+        let reserved = saved.reserved.as_mut();
+        if reserved.is_some_and(|reserved| !reserved.grow(bytes.len() as u64)) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let room = saved.bytes.try_reserve(bytes.len());
         room.map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        self.bytes.extend_from_slice(bytes);
+        saved.bytes.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -420,14 +480,14 @@ mod tests {
         let store = Box::new(Gated { allowed, groups });
         let key = StoreKey::new(&[1; MIN_SECRET]).unwrap();
         let tier = Tier::start(key, vec![store], TierConfig::default()).unwrap();
-        (SwapStore::new(n_bytes, Some(tier)), allow)
+        (SwapStore::new(n_bytes, None, Some(tier)), allow)
     }
 
     fn save(store: &mut SwapStore, request: u64, bytes: &[u8]) -> io::Result<()> {
         let mut out = store.writer(u64::MAX);
         out.write_all(bytes)?;
-        let bytes = out.into_bytes();
-        store.insert(RequestId(request), SeqId(0), bytes);
+        let saved = out.into_saved();
+        store.insert(RequestId(request), SeqId(0), saved);
         Ok(())
     }
 
@@ -520,7 +580,7 @@ mod tests {
         let disk = store.disk.as_ref().unwrap();
         disk.submit(Job::Evict { names }).unwrap();
         // Reads go before writes: the next write is done after it.
-        store.insert(RequestId(4), SeqId(0), vec![4; 10]);
+        save(&mut store, 4, &[4; 10]).unwrap();
         store.spill(RequestId(4));
         allow.send(Ok(())).unwrap();
         while !store.writing.is_empty() {
@@ -528,5 +588,39 @@ mod tests {
         }
         assert_eq!(bytes_of(&mut store, 2), None);
         assert_eq!(bytes_of(&mut store, 2), None);
+    }
+
+    /// States in the host's tier take the place of prefixes, and give it back: when they are
+    /// pinned, and when they are not wanted any more.
+    #[test]
+    fn states_and_prefixes_have_the_same_bytes() {
+        let (mut store, allow) = store(100);
+        let mut host = HostStore::new(120);
+        store.host = Some(host.clone());
+        let prefixes = [1, 2, 3].map(|n| GroupName([n; 32]));
+        for name in prefixes {
+            host.put(name, &[0; 40].into()).unwrap();
+        }
+        save(&mut store, 1, &[1; 50]).unwrap();
+        assert_eq!(host.has(&prefixes).unwrap(), [false, false, true]);
+        assert_eq!(host.n_bytes(), 90);
+        // Another model has the rest: there is no room for a second state, and nothing is left of it.
+        let other = host.reserve(60).unwrap();
+        save(&mut store, 2, &[2; 20]).unwrap_err();
+        assert_eq!(host.n_bytes(), 110);
+        store.spill(RequestId(1));
+        // One that cannot be pinned keeps its bytes.
+        allow.send(Err(StoreError::Full)).unwrap();
+        assert!(store.wait());
+        assert_eq!(host.n_bytes(), 110);
+        store.spill(RequestId(1));
+        allow.send(Ok(())).unwrap();
+        assert!(store.wait());
+        assert_eq!(host.n_bytes(), 60);
+        assert_eq!(bytes_of(&mut store, 1), Some(vec![1; 50]));
+        assert_eq!(host.n_bytes(), 110);
+        store.remove(RequestId(1));
+        drop(other);
+        assert_eq!(host.n_bytes(), 0);
     }
 }

@@ -8,6 +8,7 @@ use cellar_engine::serve::{
     Counters, PrefixCaching, Service, ServiceConfig, ServiceExtras, SwapDisk, TextStream,
 };
 use cellar_engine::{ConfigError, EngineConfig};
+use cellar_prefix_store::{GroupName, GroupStore, HostStore};
 use cellar_trace::{ReplayConfig, Trace, TraceWriter, replay};
 use kv_core::KvType;
 use kv_cpu::CpuBackend;
@@ -19,10 +20,12 @@ pub const N: u64 = 8;
 const N_CTX: u32 = 120;
 
 /// Where states may go.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Room {
     pub bytes: u64,
     pub disk: Option<SwapDisk>,
+    /// The tier of prefixes whose bytes these are.
+    pub host: Option<HostStore>,
 }
 
 /// An engine that has no room for all requests.
@@ -46,6 +49,7 @@ fn start(case: &Case, room: Room, config: &ServiceConfig) -> (Service<CpuBackend
     let extras = ServiceExtras {
         trace: Some(TraceWriter::new(buffer.clone())),
         swap_disk: room.disk,
+        swap_host: room.host,
         ..ServiceExtras::default()
     };
     let service = Service::start_with(engine, &case.tokenizer, &config, extras).unwrap();
@@ -112,7 +116,7 @@ fn check(case: &Case) {
         };
         let room = Room {
             bytes: swap_bytes,
-            disk: None,
+            ..Room::default()
         };
         let (texts, counters, trace) = serve(case, room, &config);
         let name = format!("{}: every {every}, {swap_bytes} bytes", case.name);
@@ -151,6 +155,41 @@ fn check_trace(bytes: &[u8], counters: &Counters) {
 
 for_each_memory!(check);
 
+/// States are in the bytes of the tier of prefixes: these go for them, and they leave nothing there.
+/// Where others have all of it, requests are computed again.
+#[test]
+fn states_take_the_place_of_stored_prefixes() {
+    let case = stories("stories-llama");
+    let alone = alone(&case);
+    let config = preempting(3);
+    let exact = Room {
+        bytes: 1 << 30,
+        ..Room::default()
+    };
+    let (_, counters, _) = serve(&case, exact, &config);
+    let n_bytes = 4 * counters.n_swapped_bytes / counters.n_swapped_out;
+    let mut host = HostStore::new(n_bytes);
+    let prefix = GroupName([1; 32]);
+    let frame = vec![0; usize::try_from(n_bytes).unwrap()].into();
+    host.put(prefix, &frame).unwrap();
+    let shared = || Room {
+        bytes: n_bytes / 2,
+        host: Some(host.clone()),
+        ..Room::default()
+    };
+    let (texts, counters, _) = serve(&case, shared(), &config);
+    assert_eq!(texts, alone);
+    assert!(counters.n_swapped_in > 0, "{counters:?}");
+    assert_eq!(host.clone().has(&[prefix]).unwrap(), [false]);
+    assert_eq!(host.n_bytes(), 0);
+    let others = host.reserve(n_bytes).unwrap();
+    let (texts, counters, _) = serve(&case, shared(), &config);
+    assert_eq!(texts, alone);
+    assert_eq!(counters.n_swapped_out, 0, "{counters:?}");
+    assert_eq!(host.n_bytes(), n_bytes);
+    drop(others);
+}
+
 fn rounding(kv_type: KvType) -> ServiceConfig {
     ServiceConfig {
         prefix_cache: PrefixCaching::On,
@@ -180,7 +219,7 @@ fn check_rounded(name: &'static str) {
     };
     let exact = Room {
         bytes: 1 << 30,
-        disk: None,
+        ..Room::default()
     };
     let (_, exact, _) = serve(&case, exact, &config);
     let engine = case.engine_with(&small_engine());

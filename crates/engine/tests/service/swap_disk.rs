@@ -165,7 +165,15 @@ fn serve_with(
         n_bytes: 1 << 30,
     };
     let disk = Some(disk);
-    let (texts, counters, trace) = serve(case, Room { bytes, disk }, config);
+    let (texts, counters, trace) = serve(
+        case,
+        Room {
+            bytes,
+            disk,
+            host: None,
+        },
+        config,
+    );
     Served {
         texts,
         counters,
@@ -191,7 +199,7 @@ fn served(case: &Case, bytes: u64, config: &ServiceConfig, files: (&Path, Fault)
 fn mean_bytes(case: &Case, config: &ServiceConfig) -> u64 {
     let room = Room {
         bytes: 1 << 30,
-        disk: None,
+        ..Room::default()
     };
     let (_, counters, _) = serve(case, room, config);
     counters.n_swapped_bytes / counters.n_swapped_out.max(1)

@@ -123,6 +123,7 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
         trace,
         blocks: None,
         swap_disk: None,
+        swap_host: None,
         prefix_tiers: None,
         tower: None,
     };
