@@ -11,21 +11,25 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cellar_prefix_store::{
-    GroupName, GroupStore, Job, JobId, Kept, MIN_SECRET, Outcome, StoreError, StoreKey,
+    GroupName, GroupStore, Job, JobId, Kept, MIN_SECRET, Outcome, SealedPayload, StoreError,
+    StoreKey,
 };
 
-#[path = "../src/tier.rs"]
+#[path = "../src/tier/mod.rs"]
 #[allow(dead_code, unreachable_pub)] // what the engine asks of it besides
 mod tier;
 
 use tier::{Tier, TierConfig};
 
 // The tier's neighbours, by the names that it uses.
+mod counts {
+    pub(crate) use cellar_prefix_store::TierCounts;
+}
 mod error {
     pub(crate) use cellar_prefix_store::StoreError;
 }
 mod frame {
-    pub(crate) use cellar_prefix_store::{FrameFault, Group};
+    pub(crate) use cellar_prefix_store::{FrameFault, Group, SealedPayload};
 }
 mod job {
     pub(crate) use cellar_prefix_store::{Busy, Job, JobId, Outcome};
@@ -148,6 +152,12 @@ impl GroupStore for SharedStore {
         Ok(Kept::New)
     }
 
+    fn pin(&mut self, name: GroupName, sealed: &SealedPayload<'_>) -> Result<(), StoreError> {
+        let frame = sealed.parts().concat();
+        self.0.lock().unwrap().push((name, Arc::from(frame)));
+        Ok(())
+    }
+
     fn evict(&mut self, name: GroupName) -> Result<(), StoreError> {
         self.0.lock().unwrap().retain(|(own, _)| *own != name);
         Ok(())
@@ -251,6 +261,24 @@ fn what_is_cancelled_has_no_outcome_afterwards() {
         }
         assert!(ids == [JobId(2)] || ids == [JobId(1), JobId(2)], "{ids:?}");
         assert!(tier.next().is_none());
+    });
+}
+
+/// A pin has one outcome, and none is kept whose bytes are not needed any more when its turn comes.
+#[test]
+fn a_pin_has_one_outcome() {
+    in_all_orders(2, || {
+        let (tier, store) = start(2);
+        let bytes = Arc::new(vec![1]);
+        for (id, payload) in [(8, Arc::clone(&bytes)), (9, Arc::new(vec![2]))] {
+            let (id, names) = (JobId(id), vec![name(id as u8)]);
+            tier.submit(Job::Pin { id, names, payload }).unwrap();
+        }
+        let mut ids = [(); 2].map(|()| tier.next_within(FOR_EVER).unwrap().id());
+        ids.sort_unstable();
+        assert_eq!(ids, [JobId(8), JobId(9)]);
+        assert!(tier.next().is_none());
+        assert!(store.find(name(8)).is_some() && store.find(name(9)).is_none());
     });
 }
 
