@@ -98,6 +98,14 @@ pub enum GraphError {
         /// The limit that is exceeded.
         reason: String,
     },
+    /// A mixture whose experts cannot be computed apart from the rest of the graph.
+    #[error("the experts of '{route}' cannot be computed by another device: {reason}")]
+    CannotDetach {
+        /// The node that chooses experts.
+        route: String,
+        /// The node that is in the way, and why.
+        reason: String,
+    },
     /// A text that is no graph.
     #[error("not a graph in JSON form: {0}")]
     Json(String),

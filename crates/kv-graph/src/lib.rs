@@ -23,6 +23,7 @@ mod ages;
 mod alibi;
 mod builder;
 mod check;
+mod detach;
 mod diff;
 mod display;
 mod key_rope;
@@ -41,6 +42,7 @@ pub mod weights;
 
 pub use alibi::Alibi;
 pub use builder::{Affine, GraphBuilder, GraphError, TableRow};
+pub use detach::Mixture;
 pub use diff::{GraphDiff, NodeChange, NodeText};
 pub use display::{Dot, Text};
 pub use key_rope::KeyRopeError;

@@ -11,7 +11,7 @@ use kv_core::ids::LayerIdx;
 
 use crate::op::{Input, Op};
 use crate::spec::DType;
-use crate::{Graph, GraphBuilder, GraphError, Node, NodeId, RowCount};
+use crate::{Graph, GraphBuilder, GraphError, GraphShape, Node, NodeId, RowCount};
 
 /// A graph in two.
 #[derive(Clone, Debug, PartialEq)]
@@ -163,7 +163,7 @@ impl Graph {
         })
     }
 
-    fn row_len(&self, id: NodeId) -> usize {
+    pub(crate) fn row_len(&self, id: NodeId) -> usize {
         self.node(id).map_or(0, Node::row_len)
     }
 
@@ -220,12 +220,54 @@ impl Graph {
 
     fn second_half(&self, cut: usize, carried: &[NodeId]) -> Result<Self, GraphError> {
         let mut half = Half::new(self);
-        let width = carried.iter().map(|&id| self.row_len(id)).sum();
+        half.take_rows(carried)?;
+        half.copy(cut..self.nodes.len())?;
+        let own = self.outputs.iter().filter(|id| id.as_usize() >= cut);
+        half.finish(own)
+    }
+}
+
+/// A part of a graph while it is built: one half, or what another device computes.
+pub(crate) struct Half<'g> {
+    graph: &'g Graph,
+    pub(crate) builder: GraphBuilder,
+    /// By its number in the graph, which node of the half it is.
+    known: HashMap<NodeId, NodeId>,
+}
+
+impl<'g> Half<'g> {
+    pub(crate) fn new(graph: &'g Graph) -> Self {
+        Self::with_shape(graph, graph.shape)
+    }
+
+    /// A part with other rows in and out than the graph.
+    pub(crate) fn with_shape(graph: &'g Graph, shape: GraphShape) -> Self {
+        Self {
+            graph,
+            builder: GraphBuilder::new(shape),
+            known: HashMap::new(),
+        }
+    }
+
+    /// Takes the values of these nodes out of the rows of its embeddings, concatenated.
+    pub(crate) fn take_rows(&mut self, ids: &[NodeId]) -> Result<(), GraphError> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let dim = ids.iter().map(|&id| self.graph.row_len(id)).sum();
+        let rows = self.builder.input(Input::Embeddings { dim })?;
+        self.take_columns(rows, ids)
+    }
+
+    /// The same out of the rows of a node of this part.
+    pub(crate) fn take_columns(&mut self, rows: NodeId, ids: &[NodeId]) -> Result<(), GraphError> {
+        let width: usize = ids.iter().map(|&id| self.graph.row_len(id)).sum();
         let mut first = 0;
-        for &id in carried {
-            let Some(node) = self.node(id) else { continue };
-            let b = &mut half.builder;
-            let rows = b.input(Input::Embeddings { dim: width })?;
+        for &id in ids {
+            let Some(node) = self.graph.node(id) else {
+                continue;
+            };
+            let b = &mut self.builder;
             let columns = first..first + node.row_len();
             first = columns.end;
             let row = if columns.len() == width {
@@ -237,29 +279,9 @@ impl Graph {
                 2 => row,
                 _ => b.reshape(&format!("{}.in", node.name), row, &node.shape)?,
             };
-            half.known.insert(id, value);
+            self.known.insert(id, value);
         }
-        half.copy(cut..self.nodes.len())?;
-        let own = self.outputs.iter().filter(|id| id.as_usize() >= cut);
-        half.finish(own)
-    }
-}
-
-/// One half while it is built.
-struct Half<'g> {
-    graph: &'g Graph,
-    builder: GraphBuilder,
-    /// By its number in the graph, which node of the half it is.
-    known: HashMap<NodeId, NodeId>,
-}
-
-impl<'g> Half<'g> {
-    fn new(graph: &'g Graph) -> Self {
-        Self {
-            graph,
-            builder: GraphBuilder::new(graph.shape),
-            known: HashMap::new(),
-        }
+        Ok(())
     }
 
     /// Adds some of the graph's nodes, and the inputs that they read.
@@ -274,7 +296,7 @@ impl<'g> Half<'g> {
         Ok(())
     }
 
-    fn copy_one(&mut self, id: NodeId, node: &Node) -> Result<NodeId, GraphError> {
+    pub(crate) fn copy_one(&mut self, id: NodeId, node: &Node) -> Result<NodeId, GraphError> {
         let operands = node.operands.iter().map(|&id| self.own(id));
         let operands: Vec<NodeId> = operands.collect::<Result<_, _>>()?;
         let own = self.builder.copy_node(self.graph, node, &operands)?;
@@ -283,7 +305,7 @@ impl<'g> Half<'g> {
     }
 
     /// A node of the graph in this half; an input, or a route, comes with its first use.
-    fn own(&mut self, id: NodeId) -> Result<NodeId, GraphError> {
+    pub(crate) fn own(&mut self, id: NodeId) -> Result<NodeId, GraphError> {
         if let Some(&own) = self.known.get(&id) {
             return Ok(own);
         }
@@ -297,7 +319,7 @@ impl<'g> Half<'g> {
         }
     }
 
-    fn finish<'a>(
+    pub(crate) fn finish<'a>(
         mut self,
         outputs: impl Iterator<Item = &'a NodeId>,
     ) -> Result<Graph, GraphError> {
@@ -331,7 +353,7 @@ fn cut_by_name(nodes: &[Node], n_first: u32) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AttendSpec, GraphShape};
+    use crate::AttendSpec;
     use kv_core::ids::PartIdx;
     use kv_core::window::Window;
 
