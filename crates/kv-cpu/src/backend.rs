@@ -1,7 +1,7 @@
 //! [`CpuBackend`]: the [`Backend`] of this crate, put together from its parts.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use kv_backend::{
     Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, ExpertMeter, OnProgress, Profile,
@@ -21,6 +21,7 @@ use crate::machine;
 use crate::plan::{MIN_GATE_EPILOGUE_ROWS, Plan};
 use crate::program::CpuProgram;
 use crate::repack::RepackChoice;
+use crate::run_memory::{RunMemory, locked};
 use crate::storage::CpuRows;
 use crate::team::Team;
 use crate::weights::{ActivationChoice, CpuWeights, WeightOptions};
@@ -52,7 +53,7 @@ pub struct CpuMemoryPlan {
     pub packed: usize,
     /// Of `packed`, as stored: these bytes of the file do not stay in memory.
     pub replaced: usize,
-    /// The programs, all of which are kept.
+    /// The programs, all of which are kept, and the memory of their runs, which they share.
     pub programs: usize,
     /// The experts of mixtures, where they are read as they are needed.
     pub experts: Option<CpuExpertPlan>,
@@ -76,6 +77,8 @@ pub struct CpuExpertPlan {
 pub struct CpuBackend {
     kernels: &'static Kernels,
     team: Team,
+    /// What runs of all programs write to.
+    memory: Arc<Mutex<RunMemory>>,
     activations: ActivationChoice,
     repack: RepackChoice,
     experts: Option<ExpertMemory>,
@@ -102,9 +105,11 @@ impl CpuBackend {
             None => Kernels::from_environment(),
         }?;
         let team = Team::new(config.n_threads.unwrap_or_else(machine::n_cores))?;
+        let memory = RunMemory::new(team.n_threads())?;
         Ok(Self {
             kernels,
             team,
+            memory: Arc::new(Mutex::new(memory)),
             activations: config.activations,
             repack: config.repack,
             experts: None,
@@ -149,13 +154,15 @@ impl CpuBackend {
         layout: &RowLayout,
     ) -> Result<CpuMemoryPlan, BackendError> {
         let packing = weights.plan_packing(graphs);
+        // Its pages are committed when they are written to: never.
+        let memory = Arc::new(Mutex::new(RunMemory::new(self.team.n_threads())?));
         let mut programs = 0;
         for graph in graphs {
-            // Pages of the program are committed when they are written to: never.
             let plan = Plan::new(graph, weights, layout)?;
-            let program = CpuProgram::new(plan, layout, self.team.n_threads())?;
-            programs += program.memory().total;
+            let program = CpuProgram::new(plan, layout, Arc::clone(&memory))?;
+            programs += program.memory().own;
         }
+        programs += locked(&memory).n_bytes();
         Ok(CpuMemoryPlan {
             packed: packing.packed,
             replaced: packing.replaced,
@@ -262,7 +269,7 @@ impl Backend for CpuBackend {
         check_state_types(graph, layout)?;
         weights.pack_for(graph, &mut self.team.lead())?;
         let plan = Plan::new(graph, weights, layout)?;
-        CpuProgram::new(plan, layout, self.team.n_threads())
+        CpuProgram::new(plan, layout, Arc::clone(&self.memory))
     }
 
     fn run(

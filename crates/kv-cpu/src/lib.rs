@@ -23,6 +23,7 @@ mod plan;
 mod program;
 mod recurrent;
 mod repack;
+mod run_memory;
 mod storage;
 mod store_rows;
 mod sync;

@@ -104,6 +104,11 @@ impl Plan {
         Ok(allocate::allocate(graph, lowered))
     }
 
+    /// Bytes of all intermediate values.
+    pub(crate) fn arena_bytes(&self) -> usize {
+        self.arena_len * size_of::<f32>()
+    }
+
     /// Gives all buffers the rows of a run: returns its shape.
     pub(crate) fn begin_run(
         &mut self,
