@@ -29,6 +29,11 @@ pub trait CustomOp: fmt::Debug + Send + Sync {
     /// The name that graphs call it by ([`CustomSpec::name`]).
     fn name(&self) -> &str;
 
+    /// True if the host computes it on purpose: a device does not warn that values cross over.
+    fn is_of_host(&self) -> bool {
+        false
+    }
+
     /// Checks that it can compute such a node; called when a graph is compiled.
     ///
     /// # Errors

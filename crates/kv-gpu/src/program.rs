@@ -1,8 +1,9 @@
 //! [`GpuProgram`]: the steps of a graph, and how they are run, recorded and run again.
 //!
 //! Launches are recorded at the second run with the same buffers and grids, and replayed from then
-//! on; where the device cannot record, they are launched one by one. Invariant: what differs from
-//! run to run is in the inputs, never in a launch's settings.
+//! on: those between two steps that the host computes as one recording. Where the device cannot
+//! record, they are launched one by one. Invariant: what differs from run to run is in the inputs,
+//! never in a launch's settings.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -176,6 +177,17 @@ pub(crate) enum Step<D: Device> {
     Host(Box<HostStep<D>>),
 }
 
+impl<D: Device> Step<D> {
+    fn is_launch(&self) -> bool {
+        matches!(self, Self::Launch(_))
+    }
+}
+
+/// Steps in pieces: neighbouring launches together, and what the host computes between them.
+fn pieces<D: Device>(steps: &[Step<D>]) -> impl Iterator<Item = &[Step<D>]> {
+    steps.chunk_by(|a, b| a.is_launch() == b.is_launch())
+}
+
 /// The programs and buffers that a recording is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RecordingKey {
@@ -202,11 +214,11 @@ pub struct GpuProgram<D: Device> {
     outputs: Vec<Option<Operand<D>>>,
     /// The inputs on the host.
     words: Vec<u32>,
-    /// True if launches are recorded: not where the host computes a step, which cannot be replayed,
-    /// and not once the device could not.
+    /// True if launches are recorded: not once the device could not.
     records: bool,
-    /// Keys that were seen once (`None`) or recorded; the last used last.
-    recordings: Vec<(RecordingKey, Option<D::Recording>)>,
+    /// Keys that were seen once (`None`) or recorded, a recording for each piece of launches; the
+    /// last used last.
+    recordings: Vec<(RecordingKey, Option<Vec<D::Recording>>)>,
 }
 
 impl<D: Device> GpuProgram<D> {
@@ -224,9 +236,8 @@ impl<D: Device> GpuProgram<D> {
         let n_inputs = block_bytes(lowered.inputs.fixed_bytes());
         memory.inputs.reserve(&shared.device, n_inputs)?;
         drop(memory);
-        let is_launch = |step: &Step<D>| matches!(step, Step::Launch(_));
         Ok(Self {
-            records: lowered.steps.iter().all(is_launch),
+            records: true,
             shared,
             graph: graph.clone(),
             layout: layout.clone(),
@@ -311,16 +322,24 @@ impl<D: Device> GpuProgram<D> {
             Some((_, None)) if self.records => self.record(&buffers, (inputs, &key.counts))?,
             Some((_, None)) | None => None,
         };
-        let device = &self.shared.device;
-        match &recording {
-            Some(recording) => device.replay(recording)?,
-            None => {
-                let n_steps = self.steps.len();
-                for (at, step) in self.steps.iter().enumerate() {
-                    inputs.check_cancelled()?;
-                    inputs.report_step(at, n_steps);
-                    buffers.run(device, step, (&key.counts, inputs))?;
-                }
+        let (device, n_steps) = (&self.shared.device, self.steps.len());
+        let mut recorded = recording.iter().flatten();
+        let mut done = 0;
+        for piece in pieces(&self.steps) {
+            let is_launches = piece.first().is_some_and(Step::is_launch);
+            let replayed = if is_launches { recorded.next() } else { None };
+            if let Some(recording) = replayed {
+                inputs.check_cancelled()?;
+                inputs.report_step(done, n_steps);
+                device.replay(recording)?;
+                done += piece.len();
+                continue;
+            }
+            for step in piece {
+                inputs.check_cancelled()?;
+                inputs.report_step(done, n_steps);
+                buffers.run(device, step, (&key.counts, inputs))?;
+                done += 1;
             }
         }
         if self.recordings.len() >= MAX_RECORDINGS {
@@ -330,20 +349,23 @@ impl<D: Device> GpuProgram<D> {
         Ok(())
     }
 
-    /// Records all launches, which runs none; `None`, from then on, where the device cannot: it
-    /// takes memory.
+    /// Records all launches, which runs none, each piece for itself; `None`, from then on, where the
+    /// device cannot: it takes memory.
     fn record(
         &mut self,
         buffers: &Buffers<'_, D>,
         (inputs, counts): (&GraphInputs<'_>, &RunCounts),
-    ) -> Result<Option<D::Recording>, BackendError> {
+    ) -> Result<Option<Vec<D::Recording>>, BackendError> {
         let device = &self.shared.device;
-        let mut launches = || {
-            let mut steps = self.steps.iter();
-            steps.try_for_each(|step| buffers.run(device, step, (counts, inputs)))
-        };
-        match device.record(&mut launches) {
-            Ok(recording) => Ok(Some(recording)),
+        let launches = pieces(&self.steps).filter(|piece| piece.iter().all(Step::is_launch));
+        let recordings = launches.map(|piece| {
+            device.record(&mut || {
+                let mut steps = piece.iter();
+                steps.try_for_each(|step| buffers.run(device, step, (counts, inputs)))
+            })
+        });
+        match recordings.collect::<Result<Vec<_>, _>>() {
+            Ok(recordings) => Ok(Some(recordings)),
             Err(lost @ BackendError::DeviceLost { .. }) => Err(lost),
             Err(error) => {
                 tracing::warn!("{error}: kernels of this graph are launched one by one");

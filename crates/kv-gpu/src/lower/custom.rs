@@ -39,7 +39,9 @@ impl<D: Device> Lower<'_, D> {
         };
         let host = &self.context.weights.custom;
         let op = host.ops.find(node, &shape)?;
-        host.report(self.context.shared.device.name(), spec);
+        if !op.is_of_host() {
+            host.report(self.context.shared.device.name(), spec);
+        }
         let weights = weights.iter().map(|weight| host.floats(weight)).collect();
         let operands = nodes.iter().enumerate().map(|(at, operand)| {
             Ok(Values {
