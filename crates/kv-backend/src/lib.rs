@@ -17,6 +17,7 @@ mod delegate;
 mod dynamic;
 mod error;
 mod expert_meter;
+mod expert_share;
 #[cfg(feature = "host")]
 mod host;
 mod inputs;
@@ -42,6 +43,7 @@ pub use custom::{
 pub use dynamic::{BoxedBackend, DynBackend};
 pub use error::{BackendError, expect_len};
 pub use expert_meter::{ExpertCell, ExpertMap, ExpertMeter, ExpertUse};
+pub use expert_share::{DetachedExperts, DetachedProgram, ExpertShare, SharedGraph};
 pub use inputs::{GraphInputs, GraphOutputs};
 pub use profile::{Profile, Profiler, StepKind, StepTime};
 pub use progress::{LoadProgress, OnProgress, RunProgress};

@@ -102,11 +102,15 @@ impl<A, B> SplitProgram<A, B> {
     }
 }
 
-/// Concatenates the carried values of each token, of these widths, in its row.
-fn join(values: &GraphOutputs, widths: &[usize], rows: &mut [f32]) {
+/// Concatenates values of each token, of these widths, in its row.
+pub(crate) fn join<'a>(
+    values: impl IntoIterator<Item = &'a [f32]>,
+    widths: &[usize],
+    rows: &mut [f32],
+) {
     let width: usize = widths.iter().sum();
     let mut at = 0;
-    for (values, &len) in values.values.iter().zip(widths) {
+    for (values, &len) in values.into_iter().zip(widths) {
         let rows = rows.chunks_exact_mut(width.max(1));
         for (row, value) in rows.zip(values.chunks_exact(len.max(1))) {
             row[at..at + len].copy_from_slice(value);
@@ -268,7 +272,8 @@ impl<A: Backend, B: Backend> Backend for Split<A, B> {
         };
         self.first
             .run(first, &mut rows.first, &of_first, &mut program.of_first)?;
-        join(&program.of_first, &program.carried, &mut program.rows);
+        let carried = program.of_first.values.iter().map(Vec::as_slice);
+        join(carried, &program.carried, &mut program.rows);
         let progress = inputs.progress.map(|p| p.of_part(HALF..1.0));
         let of_second = GraphInputs {
             progress: progress.as_ref(),

@@ -130,3 +130,22 @@ mod split {
 
     kv_contract::backend_contract!(subject);
 }
+
+/// Two backends, of which the second computes the experts.
+mod detached {
+    use kv_backend::{DetachedExperts, ExpertShare};
+    use kv_cpu::CpuBackend;
+
+    use super::{ActivationKind, Isa, Subject, backend};
+
+    fn subject() -> Subject<DetachedExperts<CpuBackend, CpuBackend>> {
+        let of = |n_threads| backend(Isa::detect(), n_threads, ActivationKind::F32);
+        let share = ExpertShare {
+            weights: ["d", "g", "u", "w"].map(str::to_owned).into(),
+            n_layers: 1,
+        };
+        Subject::new(DetachedExperts::new(of(2), of(1), share).unwrap())
+    }
+
+    kv_contract::backend_contract!(subject);
+}

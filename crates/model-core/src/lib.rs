@@ -15,6 +15,7 @@ pub mod date;
 mod direct_file;
 pub mod directory;
 pub mod error;
+pub mod expert_tensors;
 pub mod file_start;
 pub mod gguf;
 pub mod head_file;
