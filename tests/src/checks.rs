@@ -3,12 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use kv_backend::{Backend, RowKind, Split};
+use kv_backend::{Backend, DetachedExperts, ExpertShare, RowKind, Split};
 use kv_core::batch::Batch;
 use kv_core::layers::{Part, RecentTokens};
 use kv_core::memory::Streams;
 use kv_core::{KvType, LayerIdx, SeqId, TokenId, Window};
 use kv_graph::{Graph, GraphError, GraphShape, Input, Node, NodeId, Op, SplitPoint};
+use model_core::expert_tensors::expert_layer;
 
 use crate::recorded::{RecordKey, RecordedValues};
 use crate::{Case, Runner, Setup, candle, cpu, cpu_with};
@@ -192,6 +193,36 @@ pub fn splits_agree(case: &Case) {
         }
     }
     assert!(n_points > 0, "{}: {} blocks", case.name, graph.n_blocks());
+    let share = expert_share(case, |_| true);
+    if share.n_layers > 0 {
+        detached_experts_agree(case, &share, &whole);
+    }
+}
+
+/// A backend that leaves experts to another gives the bits of one.
+fn detached_experts_agree(case: &Case, share: &ExpertShare, whole: &[Vec<f32>]) {
+    let detached = || DetachedExperts::new(cpu(), cpu_with(1), share.clone()).unwrap();
+    assert!(alone(detached, case) == whole, "{}: experts", case.name);
+    let mixed = together(detached(), case, &Setup::default(), 7);
+    assert!(mixed == whole, "{}: together", case.name);
+}
+
+/// The experts of these layers of a model.
+pub fn expert_share(case: &Case, is_one: impl Fn(u32) -> bool) -> ExpertShare {
+    experts_among(case.open().0.names(), is_one)
+}
+
+/// The same of a model whose weights have these names.
+pub fn experts_among(names: Vec<String>, is_one: impl Fn(u32) -> bool) -> ExpertShare {
+    let of_layer = names
+        .into_iter()
+        .filter_map(|name| Some((expert_layer(&name)?, name)));
+    let wanted: Vec<(u32, String)> = of_layer.filter(|(layer, _)| is_one(*layer)).collect();
+    let layers: BTreeSet<u32> = wanted.iter().map(|(layer, _)| *layer).collect();
+    ExpertShare {
+        weights: wanted.into_iter().map(|(_, name)| name).collect(),
+        n_layers: layers.len(),
+    }
 }
 
 /// With the rows of recent tokens apart, logits are the reference's, and with any types of old rows

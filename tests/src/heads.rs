@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kv_backend::Backend;
+use kv_backend::{Backend, DetachedExperts};
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::batch::{Batch, BatchRules, PositionRule, validate_with};
 use kv_core::layers::RowLayout;
@@ -15,7 +15,7 @@ use model_core::architecture::{HeadRows, Model, ModelError, Registry, with_draft
 use model_core::head_file::HeadFile;
 use model_core::model_file::OpenModel;
 
-use crate::checks::TOLERANCE;
+use crate::checks::{TOLERANCE, experts_among};
 use crate::{Case, Recipe, Reference, Setup, candle, cpu, fixture};
 
 /// A model with its head, and what the head gives.
@@ -82,6 +82,11 @@ fn check_all(case: &HeadCase) {
         check(case, cpu(), n_ubatch);
     }
     check(case, candle(), 512);
+    let share = experts_among(case.weights.names(), |_| true);
+    if share.n_layers > 0 {
+        let left = DetachedExperts::new(cpu(), cpu(), share).unwrap();
+        check(case, left, 4);
+    }
 }
 
 fn check<B: Backend>(case: &HeadCase, backend: B, n_ubatch: u32) {

@@ -4,13 +4,14 @@
 
 use crate::gpu::texts::Length;
 use crate::gpu::{self, encoders, fixtures, replays, soak, sources, states, texts};
-use kv_backend::Split;
+use kv_backend::{DetachedExperts, ExpertShare, Split};
 use kv_core::KvType;
 use kv_core::layers::RecentTokens;
 use kv_gpu::sim::{Dialect, Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 use kv_graph::SplitPoint;
-use model_tests::checks::ONE;
+use model_core::expert_tensors::expert_layer;
+use model_tests::checks::{ONE, expert_share};
 use model_tests::gpu::{distance_from_cpu, distance_from_cpu_with};
 use model_tests::{Case, Setup, cpu};
 
@@ -74,6 +75,52 @@ fn layers_are_shared_with_the_cpu() {
             distance_from_cpu(Split::new(cpu(), precise(), point.clone()), case)
         });
     }
+}
+
+/// The experts of all layers, and those of the last one that has any.
+fn shares(case: &Case) -> [ExpertShare; 2] {
+    let all = expert_share(case, |_| true);
+    let last = all.weights.iter().filter_map(|name| expert_layer(name));
+    let last = last.max().unwrap();
+    [all, expert_share(case, |layer| layer == last)]
+}
+
+/// The CPU computes experts, and the GPU all else.
+#[test]
+fn experts_are_left_to_the_cpu() {
+    for name in [
+        "mixtral",
+        "phimoe",
+        "deepseek_v3",
+        "gemma4_moe",
+        "gpt_oss_swa8",
+    ] {
+        let case = Case::recipe(name, gpu::register);
+        let [all, last] = shares(&case);
+        assert!(all.n_layers > 1 && last.n_layers == 1, "{all:?}");
+        let left =
+            |share: &ExpertShare| DetachedExperts::new(precise(), cpu(), share.clone()).unwrap();
+        for share in [&all, &last] {
+            fixtures::assert_near(
+                &[Case::recipe(name, gpu::register)],
+                Precision::Precise,
+                |case| distance_from_cpu(left(share), case),
+            );
+        }
+        let graph = case.model().graph(ONE).unwrap();
+        let point = SplitPoint::new(&graph, 1).unwrap();
+        fixtures::assert_near(&[case], Precision::Precise, |case| {
+            distance_from_cpu(Split::new(cpu(), left(&last), point.clone()), case)
+        });
+    }
+    let case = Case::recipe("mixtral", gpu::register);
+    let [all, _] = shares(&case);
+    fixtures::assert_near(&[case], Precision::Fast, |case| {
+        distance_from_cpu(
+            DetachedExperts::new(fast(), cpu(), all.clone()).unwrap(),
+            case,
+        )
+    });
 }
 
 /// Rows of old tokens have another type, alone and where layers are shared with the CPU.
@@ -238,7 +285,25 @@ fn replays_change_no_bit() {
     }
 }
 
+/// What is launched between two steps of the host is replayed, too.
+#[test]
+fn replays_around_experts_change_no_bit() {
+    let case = Case::recipe("mixtral", gpu::register);
+    let share = expert_share(&case, |_| true);
+    let around = |backend| DetachedExperts::new(backend, cpu(), share.clone()).unwrap();
+    replays::replays_change_no_bit_of(|| Sim::new(Order::Forward), around, &case);
+}
+
 #[test]
 fn random_operations_leave_both_the_same() {
     soak::soak(precise, 28, soak::SoakLimit::Operations(25));
+}
+
+/// One of the models has experts, which the CPU computes.
+#[test]
+fn random_operations_beside_experts_leave_both_the_same() {
+    let share = expert_share(&Case::recipe("jamba", gpu::register), |_| true);
+    assert!(share.n_layers > 0);
+    let left = || DetachedExperts::new(precise(), cpu(), share.clone()).unwrap();
+    soak::soak(left, 29, soak::SoakLimit::Operations(8));
 }

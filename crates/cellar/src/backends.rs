@@ -30,6 +30,7 @@ use kv_backend::{BackendError, BoxedBackend, CustomOps, DeviceMemory, ExpertMete
 use kv_core::layers::RowLayout;
 use kv_graph::Graph;
 use kv_graph::weights::WeightSource;
+use model_core::expert_tensors::ExpertChoice;
 use serde::Serialize;
 
 pub use self::experts::ExpertMemory;
@@ -100,6 +101,11 @@ pub struct BackendOptions {
     /// before them. `None` computes all on the GPU. For [`choose_backend`](crate::choose_backend),
     /// which knows the model.
     pub gpu_layers: Option<u32>,
+    /// The layers of a mixture whose experts the CPU computes while a GPU computes the rest of them;
+    /// the matrices are in the memory of the host then, or in [`BackendOptions::experts`]. Where the
+    /// CPU computes all, it has them in any case. For
+    /// [`choose_backend`](crate::choose_backend), too.
+    pub host_experts: ExpertChoice,
     /// Its threads, the caller's included; `None` takes one for each physical core. For the CPU.
     pub n_threads: Option<NonZeroUsize>,
     /// How activations are kept.
@@ -108,7 +114,7 @@ pub struct BackendOptions {
     pub repack: Repack,
     /// The memory that experts of a mixture have: they are read from the model's file as they are
     /// needed, and the results are the same. `None` holds all. For the CPU, which is chosen where
-    /// nothing else is.
+    /// nothing else is, and for the experts that it computes beside a GPU.
     pub experts: Option<ExpertMemory>,
     /// What reads of experts are counted by, and routers' choices written to, instead of a meter
     /// of the backend's own ([`kv_backend::Backend::expert_meter`]).
@@ -197,6 +203,13 @@ fn unavailable(backend: &'static str, reason: impl Into<String>) -> BackendError
 pub fn open_backend(options: BackendOptions) -> Result<BoxedBackend, BackendError> {
     if let (Some(kind), Some(_)) = (options.kind, options.gpu_layers) {
         let reason = "which layers it computes depends on the model: choose_backend knows it";
+        return Err(unavailable(kind.name(), reason));
+    }
+    if let Some(kind) = options.kind.filter(|kind| kind.is_own_gpu())
+        && !options.host_experts.is_empty()
+    {
+        let reason =
+            "which experts it leaves to the CPU depends on the model: choose_backend knows it";
         return Err(unavailable(kind.name(), reason));
     }
     let kind = options.kind.map_or_else(fastest_on_host, Ok)?;
@@ -360,6 +373,32 @@ pub struct ExpertPlan {
     pub largest: usize,
     /// Those that a token goes through.
     pub of_token: usize,
+}
+
+impl BackendMemory {
+    /// What two backends take on the host that share the memory of experts, if it is limited.
+    pub(crate) fn beside(self, other: Self, experts: Option<&ExpertMemory>) -> Self {
+        let both = |of: fn(&Self) -> usize| of(&self).saturating_add(of(&other));
+        let plans = [self.experts, other.experts].into_iter().flatten();
+        let held = |plan: ExpertPlan| plan.held;
+        let apart: usize = plans.clone().map(held).sum();
+        let budget = experts.map_or(u64::MAX, ExpertMemory::budget);
+        let together = apart.min(usize::try_from(budget).unwrap_or(usize::MAX));
+        let plan = plans.reduce(|a, b| ExpertPlan {
+            total: a.total + b.total,
+            held: together,
+            largest: a.largest.max(b.largest),
+            of_token: a.of_token + b.of_token,
+        });
+        Self {
+            place: self.place,
+            packed: both(|of| of.packed) - (apart - together),
+            replaced: both(|of| of.replaced),
+            scratch: both(|of| of.scratch),
+            transfers: both(|of| of.transfers),
+            experts: plan,
+        }
+    }
 }
 
 impl ExpertPlan {

@@ -8,17 +8,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cellar_engine::{EngineConfig, MemoryBudget, PromptOutputs, Workload};
-use kv_backend::{Backend, BoxedBackend, Split};
+use kv_backend::{Backend, BoxedBackend, DetachedExperts, Split};
 use kv_core::block::BlockFormat;
 use kv_graph::weights::{Weight, WeightInfo, WeightSource};
 use model_core::architecture::Model;
+use model_core::expert_tensors::ExpertChoice;
 
 use crate::backends::{
     BackendKind, BackendMemory, BackendOptions, ComputeDevice, MemoryPlace, is_gpu_present,
     open_backend, plan_backend_memory,
 };
 use crate::error::Error;
-use crate::gpu_layers::{Shares, on_host, possible_gpu_layers, split_point};
+use crate::gpu_layers::{Shares, on_gpu, on_host, placement, possible_gpu_layers};
 
 /// Bytes of a device that are left free: the driver keeps kernels, recorded launches and tables of
 /// inputs there, and rounds what is allocated up.
@@ -86,6 +87,9 @@ pub struct DeviceShortage {
     pub largest_n_ctx: Option<u32>,
     /// The most layers that fit, where the CPU computes those before them; `None` where none do.
     pub most_layers: Option<u32>,
+    /// The fewest layers, the first ones, whose experts the CPU has to compute so that all else
+    /// fits; `None` where none suffice.
+    pub host_experts: Option<u32>,
 }
 
 /// Opens the backend that suits: of the kind in the options, or, without one, a GPU where there is
@@ -94,12 +98,14 @@ pub struct DeviceShortage {
 /// # Errors
 /// [`Error::Backend`] as [`open_backend`], and where a backend that was asked for cannot compute
 /// the model; [`Error::DeviceMemory`] where the model does not fit a device that was asked for;
-/// [`Error::Model`] where it cannot be shared with the CPU as was asked for.
+/// [`Error::Model`] and [`Error::HostExperts`] where it cannot be shared with the CPU as was asked
+/// for.
 pub fn choose_backend(options: BackendOptions, work: &ModelWork<'_>) -> Result<Choice, Error> {
     if options.gpu_layers == Some(0) {
         return host_choice(&options, "no layers are to be on a GPU".to_owned());
     }
-    if (options.kind, options.gpu_layers) == (None, None) && options.experts.is_some() {
+    let is_free = (options.kind, options.gpu_layers) == (None, None);
+    if is_free && options.experts.is_some() && options.host_experts.is_empty() {
         return host_choice(&options, "it reads experts as they are needed".to_owned());
     }
     if let Some(kind) = options.kind {
@@ -159,10 +165,10 @@ pub(crate) fn device_needs(
     work: &ModelWork<'_>,
 ) -> Result<Option<DeviceNeeds>, Error> {
     let load = Workload::new(work.model, work.config, work.outputs)?;
-    let point = split_point(options, work)?;
-    let share = Shares::new(&load, point.as_ref())?.backend;
+    let placement = placement(options, work)?;
+    let share = Shares::new(&load, &placement)?.backend;
     let weights = weight_shapes(&**work.weights);
-    let planned = plan_backend_memory(options, &share.work(&load, &weights))?;
+    let planned = plan_backend_memory(&on_gpu(options, &placement), &share.work(&weights))?;
     let of_device = planned.filter(|planned| planned.place == MemoryPlace::Device);
     Ok(of_device.map(|planned| DeviceNeeds::new(share.layout.bytes(), &planned)))
 }
@@ -181,23 +187,26 @@ impl DeviceNeeds {
 /// Opens a backend on whose device, if it has one, the model fits, or as many of its layers as are
 /// wanted.
 fn open_checked(options: &BackendOptions, work: &ModelWork<'_>) -> Result<BoxedBackend, Error> {
-    let point = split_point(options, work)?;
-    let gpu = BackendOptions {
-        gpu_layers: None,
-        ..options.clone()
-    };
+    let placement = placement(options, work)?;
+    let mut backend = open_backend(on_gpu(options, &placement))?;
     if !options.kind.is_some_and(BackendKind::is_own_gpu) {
-        return Ok(open_backend(gpu)?);
+        return Ok(backend);
     }
-    let whole = open_backend(gpu)?;
-    check_device(&whole, options, work)?;
-    Ok(match point {
-        Some(point) => {
-            let first = open_backend(on_host(options)?)?;
-            BoxedBackend::new(Split::new(first, whole, point))
-        }
-        None => whole,
-    })
+    check_device(&backend, options, work)?;
+    let mut host = on_host(options)?;
+    if host.experts.is_some() {
+        // Both backends on the host count together.
+        host.expert_meter.get_or_insert_default();
+    }
+    if let Some(share) = placement.experts {
+        let experts = open_backend(host.clone())?;
+        backend = BoxedBackend::new(DetachedExperts::new(backend, experts, share)?);
+    }
+    if let Some(point) = placement.point {
+        let first = open_backend(host)?;
+        backend = BoxedBackend::new(Split::new(first, backend, point));
+    }
+    Ok(backend)
 }
 
 /// Whether the model fits the device of an open backend.
@@ -219,6 +228,7 @@ fn check_device(
         room,
         largest_n_ctx: largest_device_n_ctx(options, work, room),
         most_layers: most_device_layers(options, work, room),
+        host_experts: fewest_host_experts(options, work, room),
     })))
 }
 
@@ -245,6 +255,32 @@ pub(crate) fn most_device_layers(
     possible.retain(|&n| options.gpu_layers.is_none_or(|wanted| n < wanted));
     let n_fitting = possible.partition_point(fits);
     possible.get(n_fitting.checked_sub(1)?).copied()
+}
+
+/// The fewest of the model's first layers whose experts the CPU has to compute so that a device of
+/// `room` bytes holds all else; `None` where none suffice, or that cannot be told.
+pub fn fewest_host_experts(
+    options: &BackendOptions,
+    work: &ModelWork<'_>,
+    room: u64,
+) -> Option<u32> {
+    let with = |n_first| BackendOptions {
+        host_experts: ExpertChoice {
+            n_first,
+            ..options.host_experts.clone()
+        },
+        ..options.clone()
+    };
+    let fits = |n_first| {
+        let needs = device_needs(&with(n_first), work).ok().flatten();
+        needs.is_some_and(|needs| needs.total() <= room)
+    };
+    let matrices = ExpertChoice::all().matrices(&work.weights.names()).ok()?;
+    // Fewer layers with experts never take more bytes.
+    let mut possible: Vec<u32> = matrices.into_keys().map(|layer| layer + 1).collect();
+    possible.insert(0, 0);
+    let n_too_few = possible.partition_point(|&n| !fits(n));
+    possible.get(n_too_few).copied()
 }
 
 /// The largest context with which a device of `room` bytes holds the model, with all else as it is;

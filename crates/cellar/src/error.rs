@@ -11,6 +11,7 @@ use kv_graph::weights::{SourceChanged, WeightError};
 use model_core::architecture::ModelError;
 use model_core::chat_template::ChatTemplateError;
 use model_core::error::{GgufError, MetadataError, ModelFileError};
+use model_core::expert_tensors::PatternError;
 use model_core::picture::PictureError;
 
 use crate::choice::DeviceShortage;
@@ -42,6 +43,9 @@ pub enum Error {
     /// for.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// Experts cannot be given to the CPU as was asked for.
+    #[error(transparent)]
+    HostExperts(#[from] PatternError),
     /// The engine refuses or fails.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -114,8 +118,12 @@ fn largest(shortage: &DeviceShortage) -> String {
         Some(n_ctx) => format!("the largest context that fits is {n_ctx}"),
         None => "no context fits".to_owned(),
     };
-    match shortage.most_layers {
+    let layers = match shortage.most_layers {
         Some(n) => format!("{n_ctx}, and of the layers the last {n} do"),
         None => n_ctx,
+    };
+    match shortage.host_experts {
+        Some(n) => format!("{layers}, or all with the experts of the first {n} on the CPU"),
+        None => layers,
     }
 }

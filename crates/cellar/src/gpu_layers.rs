@@ -1,19 +1,21 @@
-//! A model of which a GPU computes the last layers and the CPU those before: where it is split, and
-//! how many layers fit.
+//! A model of which a GPU computes the last layers, or these without their experts, and the CPU the
+//! rest: where it is divided, and how many layers fit.
 //!
 //! Invariant: what each half takes is planned from the very graphs and rows that it is given. Knows
 //! no concrete backend.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cellar_engine::{EngineError, Workload};
-use kv_backend::BackendError;
+use kv_backend::{BackendError, CustomOps, ExpertShare};
 use kv_core::layers::RowLayout;
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphShape, SplitPoint};
 use model_core::architecture::{Model, ModelError};
+use model_core::expert_tensors::ExpertChoice;
 
-use crate::backends::{BackendOptions, BackendWork, fastest_on_host};
+use crate::backends::{BackendKind, BackendOptions, BackendWork, fastest_on_host};
 use crate::choice::ModelWork;
 use crate::error::Error;
 
@@ -24,65 +26,77 @@ pub(crate) struct Share {
     pub(crate) graphs: Vec<Graph>,
     /// The rows.
     pub(crate) layout: RowLayout,
+    /// Its custom operations.
+    custom: CustomOps,
 }
 
-/// A model's work on two backends.
+/// A model's work on a GPU and the CPU.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares {
-    /// What the CPU computes; `None` where another backend computes all.
-    pub(crate) host: Option<Share>,
+    /// What the CPU computes of whole layers, and of experts alone, each with a backend of its own.
+    pub(crate) host: Vec<Share>,
     /// What the backend computes that was chosen.
     pub(crate) backend: Share,
 }
 
+/// Where the parts of a model are computed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Placement {
+    /// The layers before it are the CPU's.
+    pub(crate) point: Option<SplitPoint>,
+    /// The experts of other layers that are the CPU's.
+    pub(crate) experts: Option<ExpertShare>,
+}
+
 impl Shares {
-    /// The graphs and rows of a load, of which the blocks before `point` are the host's.
+    /// The graphs and rows of a load.
     ///
     /// # Errors
-    /// [`Error::Backend`] where a graph cannot be split there.
-    pub(crate) fn new(load: &Workload, point: Option<&SplitPoint>) -> Result<Self, Error> {
+    /// [`Error::Model`] where a graph cannot be divided so.
+    pub(crate) fn new(load: &Workload, placement: &Placement) -> Result<Self, Error> {
         let graphs = [&load.graphs[..], &load.with_candidates[..]].concat();
-        let layout = &load.settings.layout;
-        let Some(point) = point else {
-            let layout = layout.clone();
-            return Ok(Self {
-                host: None,
-                backend: Share { graphs, layout },
-            });
+        let of = |graphs, layout| Share {
+            graphs,
+            layout,
+            custom: load.custom.clone(),
         };
-        let (first, second) = layout.partition(|layer| point.is_first(layer));
-        let mut host = Share {
-            graphs: Vec::new(),
-            layout: first,
-        };
-        let mut backend = Share {
-            graphs: Vec::new(),
-            layout: second,
-        };
-        for graph in graphs {
-            let split = graph.split(point).map_err(ModelError::Graph)?;
-            host.graphs.extend(split.first);
-            backend.graphs.extend(split.second);
+        let mut backend = of(graphs, load.settings.layout.clone());
+        let mut host = Vec::new();
+        if let Some(point) = &placement.point {
+            let (first, second) = backend.layout.partition(|layer| point.is_first(layer));
+            let mut layers = of(Vec::new(), first);
+            let mut rest = of(Vec::new(), second);
+            for graph in backend.graphs {
+                let split = graph.split(point).map_err(ModelError::Graph)?;
+                layers.graphs.extend(split.first);
+                rest.graphs.extend(split.second);
+            }
+            host.push(layers);
+            backend = rest;
         }
-        Ok(Self {
-            host: Some(host),
-            backend,
-        })
+        if let Some(share) = &placement.experts {
+            let (nothing, _) = backend.layout.partition(|_| false);
+            let mut experts = of(Vec::new(), nothing);
+            for graph in &mut backend.graphs {
+                let split = share.split(graph).map_err(ModelError::Graph)?;
+                *graph = split.rest;
+                experts.graphs.extend(split.mixtures);
+            }
+            host.push(experts);
+            backend.custom = ExpertShare::planned_ops(&load.custom);
+        }
+        Ok(Self { host, backend })
     }
 }
 
 impl Share {
     /// The work of a backend that computes this share.
-    pub(crate) fn work<'a>(
-        &'a self,
-        load: &'a Workload,
-        weights: &'a Arc<dyn WeightSource>,
-    ) -> BackendWork<'a> {
+    pub(crate) fn work<'a>(&'a self, weights: &'a Arc<dyn WeightSource>) -> BackendWork<'a> {
         BackendWork {
             graphs: &self.graphs,
             weights,
             layout: &self.layout,
-            custom: &load.custom,
+            custom: &self.custom,
         }
     }
 }
@@ -95,17 +109,39 @@ pub(crate) fn n_layers(model: &dyn Model) -> Result<u32, Error> {
     Ok(graph_of_one(model)?.n_blocks())
 }
 
-/// Where a model is split with these options; `None` where one backend computes all of it.
+/// Where the parts of a model are computed with these options: all by one backend, where it has no
+/// GPU.
 ///
 /// # Errors
 /// [`Error::Model`] where the model cannot build its graph, or cannot be split there;
-/// [`Error::Engine`] where the configuration does not fit the model.
-pub(crate) fn split_point(
+/// [`Error::Engine`] where the configuration does not fit the model; [`Error::HostExperts`].
+pub(crate) fn placement(
+    options: &BackendOptions,
+    work: &ModelWork<'_>,
+) -> Result<Placement, Error> {
+    if !options.kind.is_some_and(BackendKind::is_own_gpu) {
+        return Ok(Placement::default());
+    }
+    let point = split_point(options, work)?;
+    let n_first = point.as_ref().map_or(0, SplitPoint::n_first);
+    let mut matrices = BTreeMap::new();
+    if !options.host_experts.is_empty() {
+        matrices = options.host_experts.matrices(&work.weights.names())?;
+        matrices.retain(|&layer, _| layer >= n_first);
+    }
+    let experts = (!matrices.is_empty()).then(|| ExpertShare {
+        n_layers: matrices.len(),
+        weights: matrices.into_values().flatten().collect(),
+    });
+    Ok(Placement { point, experts })
+}
+
+/// Where a model's layers are divided.
+fn split_point(
     options: &BackendOptions,
     work: &ModelWork<'_>,
 ) -> Result<Option<SplitPoint>, Error> {
-    let is_gpu = options.kind.is_some_and(|kind| kind.is_own_gpu());
-    let Some(n_on_gpu) = options.gpu_layers.filter(|_| is_gpu) else {
+    let Some(n_on_gpu) = options.gpu_layers else {
         return Ok(None);
     };
     let model = work.config.model(work.model).map_err(EngineError::from)?;
@@ -135,7 +171,7 @@ fn graph_of_one(model: &dyn Model) -> Result<Graph, Error> {
     })?)
 }
 
-/// The options of the backend that computes the layers before those on a GPU.
+/// The options of the backend that computes what is not on a GPU.
 ///
 /// # Errors
 /// [`BackendError::Unavailable`] where this crate was built without one for the CPU.
@@ -143,6 +179,19 @@ pub(crate) fn on_host(options: &BackendOptions) -> Result<BackendOptions, Backen
     Ok(BackendOptions {
         kind: Some(fastest_on_host()?),
         gpu_layers: None,
+        host_experts: ExpertChoice::default(),
         ..options.clone()
     })
+}
+
+/// The options of the backend on a GPU, which holds what it computes: memory for experts is that of
+/// the host, where it computes some.
+pub(crate) fn on_gpu(options: &BackendOptions, placement: &Placement) -> BackendOptions {
+    let of_host = placement.experts.is_some();
+    BackendOptions {
+        gpu_layers: None,
+        host_experts: ExpertChoice::default(),
+        experts: options.experts.clone().filter(|_| !of_host),
+        ..options.clone()
+    }
 }

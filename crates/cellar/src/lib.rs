@@ -61,7 +61,8 @@ pub use cellar_tasks as tasks;
 pub use cellar_tasks::{Embedder, EmbedderConfig, Ranked, Reranker, RerankerConfig};
 pub use chat::{ChatTokens, chat_tokens, render_chat, render_json_chat};
 pub use choice::{
-    Choice, DEVICE_RESERVE, DeviceNeeds, DeviceShortage, ModelWork, choose_backend, weight_shapes,
+    Choice, DEVICE_RESERVE, DeviceNeeds, DeviceShortage, ModelWork, choose_backend,
+    fewest_host_experts, weight_shapes,
 };
 pub use error::Error;
 pub use kv_backend;
@@ -71,6 +72,7 @@ pub use kv_graph;
 pub use model::{Model, embedder, reranker};
 pub use model_core;
 pub use model_core::chat_template::ChatMessage;
+pub use model_core::expert_tensors::{ExpertChoice, PatternError, TensorPattern};
 pub use model_core::model_file::ModelFile;
 pub use model_core::picture::{PictureError, PreparedPicture, PromptTokens};
 pub use model_options::{HeadUse, ModelOptions};

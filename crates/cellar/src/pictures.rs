@@ -5,6 +5,7 @@ use std::path::Path;
 
 use cellar_engine::{DEFAULT_PICTURE_BYTES, Tower};
 use model_core::chat_template::GenerationPrompt;
+use model_core::expert_tensors::ExpertChoice;
 use model_core::model_file::ModelFile;
 use model_core::picture::{PreparedPicture, PromptTokens};
 use model_core::tokenizer::EncodeOptions;
@@ -36,6 +37,7 @@ pub fn vision_of(
 pub fn open_tower(vision: &Vision, backend: BackendOptions) -> Result<Tower, Error> {
     let backend = open_backend(BackendOptions {
         gpu_layers: None,
+        host_experts: ExpertChoice::default(),
         profile: None,
         ..backend
     })?;

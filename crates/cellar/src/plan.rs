@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use cellar_engine::Workload;
 use kv_backend::DeviceMemory;
 use kv_graph::weights::WeightSource;
-use kv_graph::{Graph, Op, SplitPoint};
+use kv_graph::{Graph, Op};
 use serde::Serialize;
 
 use crate::backends::{
@@ -20,7 +20,7 @@ use crate::choice::{
     DEVICE_RESERVE, DeviceNeeds, ModelWork, device_needs, largest_device_n_ctx, most_device_layers,
 };
 use crate::error::Error;
-use crate::gpu_layers::{Shares, n_layers, on_host, split_point};
+use crate::gpu_layers::{Placement, Shares, n_layers, on_host, placement};
 
 /// The bytes that a backend takes for a model.
 #[derive(Debug)]
@@ -141,6 +141,9 @@ pub struct DeviceReport {
     /// The layers that it computes; all where not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<LayersOnGpu>,
+    /// Of how many of them the host computes the experts; of none where not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_experts: Option<usize>,
     /// Rows and states of the memory.
     pub rows: u64,
     /// Weights.
@@ -168,7 +171,9 @@ pub fn plan_memory(options: &BackendOptions, work: &ModelWork<'_>) -> Result<Bac
     };
     match options.kind {
         Some(kind) if kind.is_own_gpu() => work.on_gpu(&gpu, first_gpu(kind)),
-        None if options.experts.is_some() => work.on_host(options),
+        None if options.experts.is_some() && options.host_experts.is_empty() => {
+            work.on_host(options)
+        }
         None => match work.fitting(&gpu) {
             Some((gpu, device)) => work.on_gpu(&gpu, Some(device)),
             None => work.on_host(options),
@@ -226,8 +231,8 @@ impl ModelWork<'_> {
         device: Option<ComputeDevice>,
     ) -> Result<BackendPlan, Error> {
         let load = self.load(&[])?;
-        let point = split_point(gpu, self)?;
-        let layers = point.as_ref().map(|point| {
+        let placement = placement(gpu, self)?;
+        let layers = placement.point.as_ref().map(|point| {
             let n = n_layers(&**self.model)?;
             Ok::<_, Error>(LayersOnGpu {
                 last: n - point.n_first(),
@@ -241,12 +246,13 @@ impl ModelWork<'_> {
                 name: device.map(|device| device.description),
                 unified: gpu.kind == Some(BackendKind::Metal),
                 layers: layers.transpose()?,
+                host_experts: placement.experts.as_ref().map(|share| share.n_layers),
                 largest_n_ctx: room.and_then(|room| largest_device_n_ctx(gpu, self, room)),
                 room,
                 ..DeviceReport::from(needs)
             })
         };
-        let (host, looked_up) = self.beside_device(gpu, &load, point.as_ref())?;
+        let (host, looked_up) = self.beside_device(gpu, &load, &placement)?;
         Ok(BackendPlan {
             kind: gpu.kind,
             host: Some(host),
@@ -255,40 +261,46 @@ impl ModelWork<'_> {
         })
     }
 
-    /// What the CPU takes while a device computes: the last logits, and the layers that it
-    /// computes. With it, the bytes of matrices that the CPU looks tokens up in.
+    /// What the CPU takes while a device computes: the last logits, and the layers and experts that
+    /// it computes. With it, the bytes of matrices that the CPU looks tokens up in.
     fn beside_device(
         &self,
         gpu: &BackendOptions,
         load: &Workload,
-        point: Option<&SplitPoint>,
+        placement: &Placement,
     ) -> Result<(BackendMemory, u64), Error> {
         let nothing = BackendMemory {
             place: MemoryPlace::Host,
             packed: 0,
-            replaced: usize::MAX,
-            scratch: outputs(load),
+            replaced: 0,
+            scratch: 0,
             transfers: 0,
             experts: None,
         };
-        let Some(share) = Shares::new(load, point)?.host else {
-            return Ok((nothing, 0));
-        };
-        let used = share.graphs.iter().flat_map(Graph::weights);
-        let used: HashSet<&str> = used.map(|weight| weight.name.as_str()).collect();
-        let elsewhere = weight_bytes(&**self.weights, |name| !used.contains(name));
-        let work = share.work(load, self.weights);
-        let planned = plan_backend_memory(&on_host(gpu)?, &work)?.unwrap_or(BackendMemory {
-            replaced: 0,
-            scratch: 0,
+        let shares = Shares::new(load, placement)?.host;
+        let mut host = BackendMemory {
+            scratch: outputs(load),
             ..nothing
-        });
-        let host = BackendMemory {
-            replaced: planned.replaced + usize::try_from(elsewhere).unwrap_or(usize::MAX),
-            scratch: planned.scratch + nothing.scratch,
-            ..planned
         };
-        Ok((host, looked_up(&share.graphs, &**self.weights)))
+        if shares.is_empty() {
+            host.replaced = usize::MAX;
+            return Ok((host, 0));
+        }
+        for share in &shares {
+            let work = share.work(self.weights);
+            let planned = plan_backend_memory(&on_host(gpu)?, &work)?;
+            host = host.beside(planned.unwrap_or(nothing), gpu.experts.as_ref());
+        }
+        let graphs: Vec<Graph> = shares.into_iter().flat_map(|share| share.graphs).collect();
+        let used: HashSet<String> = graphs
+            .iter()
+            .flat_map(Graph::weights)
+            .map(|weight| weight.name.clone())
+            .collect();
+        let elsewhere = weight_bytes(&**self.weights, |name| !used.contains(name));
+        let elsewhere = usize::try_from(elsewhere).unwrap_or(usize::MAX);
+        host.replaced = host.replaced.saturating_add(elsewhere);
+        Ok((host, looked_up(&graphs, &**self.weights)))
     }
 
     fn on_host(&self, options: &BackendOptions) -> Result<BackendPlan, Error> {

@@ -4,7 +4,9 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use cellar::{Activations, BackendKind, BackendOptions, ExpertMemory, ModelWork, Repack};
+use cellar::{
+    Activations, BackendKind, BackendOptions, ExpertChoice, ExpertMemory, ModelWork, Repack,
+};
 use cellar_engine::EngineError;
 use clap::ValueEnum;
 use kv_backend::{Backend, BoxedBackend, ExpertMeter, Profile};
@@ -124,6 +126,8 @@ pub(crate) struct BackendFlags {
     pub(crate) repack: RepackName,
     /// The memory of experts, where they are read as they are needed.
     pub(crate) experts: Option<ExpertMemory>,
+    /// The layers whose experts the CPU computes while a GPU computes the rest.
+    pub(crate) host_experts: ExpertChoice,
     /// What counts their reads, where routers' choices are written down, too.
     pub(crate) expert_meter: Option<Arc<ExpertMeter>>,
     /// What the steps of runs are added to, where they are profiled.
@@ -140,6 +144,7 @@ impl BackendFlags {
             activations: self.activations.into(),
             repack: self.repack.into(),
             experts: self.experts.clone(),
+            host_experts: self.host_experts.clone(),
             expert_meter: self.expert_meter.clone(),
             profile: self.profile.clone(),
         }

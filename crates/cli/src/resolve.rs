@@ -5,7 +5,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use cellar::{DeviceShortage, ModelWork};
+use cellar::{DeviceShortage, ExpertChoice, ModelWork};
 use cellar_engine::sampler::{
     Dry, MAX_LAST_N, Mirostat, Penalties, SamplerConfig, Xtc, random_seed,
 };
@@ -210,6 +210,7 @@ pub(crate) fn text_backend(args: &TextArgs) -> BackendFlags {
         activations: args.activations,
         repack: args.repack,
         experts: None,
+        host_experts: ExpertChoice::default(),
         expert_meter: None,
         profile: None,
     }
@@ -368,6 +369,14 @@ pub(crate) fn open_recording_engine(
 /// # Errors
 /// A usage error where they contradict each other.
 pub(crate) fn backend_flags(args: &ComputeArgs) -> anyhow::Result<BackendFlags> {
+    let host_experts = args.experts.of_host();
+    let is_on_gpu = args.gpu_layers.is_some_and(|n| n > 0);
+    if is_on_gpu && args.experts.expert_memory.is_some() && host_experts.is_empty() {
+        return usage(
+            "--expert-memory is for experts that the CPU computes, and with --gpu-layers a GPU does: add \
+             --cpu-moe, which leaves them to the CPU, or leave one out",
+        );
+    }
     let name = match (args.backend, args.gpu_layers) {
         (None | Some(BackendName::Auto), Some(0)) => Some(BackendName::Cpu),
         (None, Some(_)) => Some(BackendName::Auto),
@@ -390,6 +399,7 @@ pub(crate) fn backend_flags(args: &ComputeArgs) -> anyhow::Result<BackendFlags> 
         activations: args.activations,
         repack: args.repack,
         experts: args.experts.memory(),
+        host_experts,
         expert_meter: None,
         profile: None,
     })
@@ -463,6 +473,7 @@ fn device_does_not_fit(shortage: &DeviceShortage) -> anyhow::Error {
         room,
         largest_n_ctx,
         most_layers,
+        host_experts,
     } = shortage;
     let advice = match largest_n_ctx {
         Some(n_ctx) => format!("--ctx {n_ctx} is the largest that fits, --kv-type q8_0 takes less"),
@@ -470,6 +481,10 @@ fn device_does_not_fit(shortage: &DeviceShortage) -> anyhow::Error {
     };
     let advice = match most_layers {
         Some(n) => format!("{advice}; --gpu-layers {n} leaves the layers before to the CPU"),
+        None => advice,
+    };
+    let advice = match host_experts {
+        Some(n) => format!("{advice}; --n-cpu-moe {n} leaves the experts of as many to it"),
         None => advice,
     };
     let message = format!(

@@ -397,29 +397,136 @@ fn what_cannot_be_read_is_refused() {
     let (code, message) = run(&directory, &["--expert-trace", "t"]);
     assert_eq!(code, 2);
     assert!(message.contains("--expert-memory"), "{message}");
-    // Places of experts that llama.cpp has: what is not there is named, whichever command is asked.
-    let commands: [&[&str]; 4] = [
-        &["run", "-m", &directory, "Hi"],
-        &["serve", "-m", &directory],
-        &["plan", &directory],
-        &["bench", "-m", &directory],
-    ];
-    let flags = [
-        ("--cpu-moe", None),
-        ("-cmoe", None),
-        ("--n-cpu-moe", Some("8")),
-        ("-ncmoe", Some("8")),
-        ("-ot", Some("ffn_.*_exps=CPU")),
-        ("--override-tensor", Some("blk\\.[0-9]\\.=CUDA0")),
-    ];
-    for command in commands {
-        for (flag, value) in flags {
-            let args: Vec<&str> = [flag].into_iter().chain(value).collect();
-            let (code, message) = failure(&[command, &args].concat());
-            assert_eq!(code, 2, "{command:?}");
-            let is_named = message.contains(&format!("there is no {flag} here"));
-            let has_way = ["--expert-memory", "--gpu-layers"].map(|way| message.contains(way));
-            assert!(is_named && has_way == [true; 2], "{command:?}: {message}");
-        }
+}
+
+/// Where experts are computed: what cannot be is named.
+#[test]
+fn places_of_experts() {
+    let (folder, model) = converted("qwen3_moe");
+    let directory = folder.path().display().to_string();
+    let bytes = |report: &Value, pointer: &str| {
+        let value = report.pointer(pointer).and_then(Value::as_u64);
+        value.unwrap_or_else(|| panic!("{pointer}: {report}"))
+    };
+    let plan = |more: &[&str]| {
+        let args = ["plan", &model, "-c", "64", "--backend", "cuda", "--json"];
+        json(&[&args[..], more].concat())
+    };
+    // Of a GPU that is not there, which a plan does not need.
+    let whole = plan(&[]);
+    let n_layers = whole["layers"].as_array().unwrap().len() as u64;
+    assert_eq!(whole["device"].get("host_experts"), None, "{whole}");
+    let all = plan(&["--cpu-moe"]);
+    assert_eq!(bytes(&all, "/device/host_experts"), n_layers);
+    let on_device = |report: &Value| bytes(report, "/device/weights");
+    let on_host = |report: &Value| bytes(report, "/mapped") + bytes(report, "/backend/packed");
+    let moved = on_device(&whole) - on_device(&all);
+    assert!(moved > on_device(&whole) / 2, "{moved}: {whole}");
+    assert!(on_host(&all) - on_host(&whole) > moved / 2, "{all}");
+    for (same, more) in [
+        (&all, &["-cmoe"][..]),
+        (&all, &["-ot", "exps=CPU", "-ngl", "99"]),
+        (&all, &["--override-tensor", r"\.ffn_.*_exps\.=CPU"]),
+        (&all, &["--n-cpu-moe", "99"]),
+        (&whole, &["--n-cpu-moe", "0"]),
+    ] {
+        assert_eq!(on_device(&plan(more)), on_device(same), "{more:?}");
     }
+    let some = plan(&["-ncmoe", "1"]);
+    assert_eq!(bytes(&some, "/device/host_experts"), 1);
+    assert_eq!(on_device(&whole) - on_device(&some), moved / n_layers);
+    let named = plan(&[
+        "-ot",
+        r"blk\.(0)\.ffn_(up|down)_exps=CPU,blk\.0\.ffn_gate_exps=CPU",
+    ]);
+    assert_eq!(named["device"], some["device"]);
+    // Experts that are read as they are needed have their memory on the host.
+    let read = plan(&["--cpu-moe", "--expert-memory", "64K"]);
+    assert_eq!(read["device"]["weights"], all["device"]["weights"]);
+    assert_eq!(bytes(&read, "/experts/held"), 64 << 10, "{read}");
+    // What fits a GPU of some size.
+    let reserve = 256 << 20;
+    let total = |report: &Value| bytes(report, "/device/total");
+    for (report, n) in [(&whole, None), (&some, Some(1)), (&all, Some(n_layers))] {
+        let vram = (total(report) + reserve).to_string();
+        let fitted = plan(&["--vram", &vram]);
+        assert_eq!(fitted["device"], report["device"]);
+        assert_eq!(
+            fitted.get("n_cpu_moe").and_then(Value::as_u64),
+            n,
+            "{fitted}"
+        );
+    }
+    let both = plan(&[
+        "--vram",
+        &(total(&all) + reserve).to_string(),
+        "--ram",
+        "8G",
+    ]);
+    assert_eq!(
+        bytes(&both, "/experts/held"),
+        bytes(&both, "/experts/total")
+    );
+    let text = output(&[
+        "plan",
+        &model,
+        "-c",
+        "64",
+        "--vram",
+        &(total(&all) + reserve).to_string(),
+    ]);
+    let wanted = format!("without the experts of {n_layers} layers");
+    assert!(text.contains(&wanted), "{text}");
+    assert!(
+        text.contains(&format!("run it with --n-cpu-moe {n_layers}")),
+        "{text}"
+    );
+    let small = (total(&all) + reserve - 1).to_string();
+    for (more, reason) in [
+        (&["--vram", &small][..], "without any experts"),
+        (&["--vram", "1G", "--backend", "cpu"], "the memory of a GPU"),
+        (&["--vram", "1G", "--cpu-moe"], "cannot be used with"),
+    ] {
+        let (code, message) = failure(&[&["plan", &model, "-c", "64"], more].concat());
+        assert!(code == 2 && message.contains(reason), "{more:?}: {message}");
+    }
+    // Without a GPU, the CPU has all experts in any case.
+    let args = [
+        "run", "-m", &model, "Hi", "-n", "4", "--temp", "0", "--json",
+    ];
+    let text = |more: &[&str]| json(&[&args[..], more].concat())["text"].clone();
+    let cpu = text(&["--backend", "cpu"]);
+    assert_eq!(text(&["--backend", "cpu", "--cpu-moe"]), cpu);
+    let refused = |value: &str| {
+        let more = ["-ot", value, "--backend", "cuda"];
+        failure(&[&["plan", &model, "-c", "64"], &more[..]].concat())
+    };
+    for (value, reason) in [
+        ("exps=CUDA0", "'CUDA0' is no place for single tensors"),
+        ("exps", "REGEX=CPU is needed"),
+        ("ffn_(up=CPU", "is no regular expression"),
+    ] {
+        let (code, message) = refused(value);
+        assert!(code == 2 && message.contains(reason), "{value}: {message}");
+    }
+    for (value, reason) in [
+        ("attn=CPU", "no experts, 'blk.0.attn"),
+        ("ffn_up_exps=CPU", "and not 'blk.0.ffn_down_exps.weight'"),
+        ("experts=CPU", "names no tensor"),
+    ] {
+        let report = plan(&["-ot", value]);
+        let error = report["backend_error"].as_str().unwrap_or_default();
+        assert!(error.contains(reason), "{value}: {report}");
+    }
+    let (code, message) = failure(&[
+        "run",
+        "-m",
+        &directory,
+        "Hi",
+        "--expert-memory",
+        "1M",
+        "-ngl",
+        "9",
+    ]);
+    assert!(code == 2 && message.contains("add --cpu-moe"), "{message}");
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kv_backend::{BackendError, DeviceMemory};
+use kv_backend::{Backend, BackendError, DeviceMemory};
 use kv_core::batch::Batch;
 use kv_core::{SeqId, TokenId};
 use kv_gpu::{Argument, Device, GpuBackend, GpuConfig, Region};
@@ -11,7 +11,7 @@ use model_tests::{Case, Runner, Setup};
 
 /// A device that counts what it replays.
 #[derive(Debug)]
-struct CountingDevice<D> {
+pub(crate) struct CountingDevice<D> {
     inner: D,
     n_replays: Arc<AtomicUsize>,
 }
@@ -102,6 +102,15 @@ const N_TOKENS: usize = 6;
 /// A model that keeps its programs, and so replays them, gives the same bits as one that compiles
 /// them anew for every batch.
 pub(crate) fn replays_change_no_bit<D: Device>(device: impl Fn() -> D, case: &Case) {
+    replays_change_no_bit_of(device, |backend| backend, case);
+}
+
+/// The same on a backend around the device's.
+pub(crate) fn replays_change_no_bit_of<D: Device, B: Backend>(
+    device: impl Fn() -> D,
+    around: impl Fn(GpuBackend<CountingDevice<D>>) -> B,
+    case: &Case,
+) {
     let runner = || {
         let n_replays = Arc::new(AtomicUsize::new(0));
         let device = CountingDevice {
@@ -109,7 +118,10 @@ pub(crate) fn replays_change_no_bit<D: Device>(device: impl Fn() -> D, case: &Ca
             n_replays: Arc::clone(&n_replays),
         };
         let backend = GpuBackend::new(device, GpuConfig::default());
-        (Runner::new(backend, case, &Setup::default()), n_replays)
+        (
+            Runner::new(around(backend), case, &Setup::default()),
+            n_replays,
+        )
     };
     let (mut replaying, n_replays) = runner();
     let (mut compiling, n_others) = runner();

@@ -4,11 +4,12 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
-use cellar::ExpertMemory;
+use cellar::{ExpertChoice, ExpertMemory, TensorPattern};
 use clap::Args;
 use kv_backend::ExpertMeter;
 
@@ -23,16 +24,27 @@ static IS_TRACED: AtomicBool = AtomicBool::new(false);
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ExpertArgs {
     /// Memory for the experts of a mixture: those stay that are needed most, and others are read
-    /// from the model's file as they are needed. The text is the same. For the cpu backend
-    /// [default: all are held]
+    /// from the model's file as they are needed. The text is the same. For the cpu backend, and for
+    /// experts that the CPU computes beside a GPU [default: all are held]
     #[arg(
         long,
         visible_alias = "expert-ram",
         value_name = "SIZE",
-        hide_short_help = true,
-        conflicts_with = "gpu_layers"
+        hide_short_help = true
     )]
     pub(crate) expert_memory: Option<ByteSize>,
+    /// Leave the experts of a mixture to the CPU and the memory of the host, while a GPU computes
+    /// all else
+    #[arg(long, hide_short_help = true)]
+    pub(crate) cpu_moe: bool,
+    /// The same for the experts of the model's first N layers
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub(crate) n_cpu_moe: Option<u32>,
+    /// The same for the layers whose experts' tensors a regular expression names, such as exps=CPU
+    /// or 'blk\.(0|1)\.ffn_.*_exps=CPU': all experts of a layer and nothing else. Several may be
+    /// given, and one may have commas between several
+    #[arg(long, value_name = "REGEX=CPU", hide_short_help = true)]
+    pub(crate) override_tensor: Vec<TensorPlaces>,
     /// Write what routers choose to a file, for 'cellar replay': numbers of experts, no text
     #[arg(
         long,
@@ -46,15 +58,61 @@ pub(crate) struct ExpertArgs {
     shared: Arc<OnceLock<ExpertMemory>>,
 }
 
-/// The memory that all of a plan may take.
+/// The memory that a plan may take, of the host and of a GPU.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct RamArgs {
     /// Memory that all of it may take: plans --expert-memory, which gets what is left
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["expert_memory", "gpu_layers"])]
     pub(crate) ram: Option<ByteSize>,
+    /// Memory that a GPU has: plans --n-cpu-moe, the fewest layers whose experts the CPU computes so
+    /// that all else fits there
+    #[arg(
+        long,
+        value_name = "SIZE",
+        conflicts_with_all = ["cpu_moe", "n_cpu_moe", "override_tensor"]
+    )]
+    pub(crate) vram: Option<ByteSize>,
+}
+
+/// Tensors that are to be on the host, by name.
+#[derive(Clone, Debug)]
+pub(crate) struct TensorPlaces(Vec<TensorPattern>);
+
+impl FromStr for TensorPlaces {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let place = |text: &str| match text.rsplit_once('=') {
+            Some((pattern, device)) if device.eq_ignore_ascii_case("cpu") => {
+                TensorPattern::new(pattern)
+            }
+            Some((_, device)) => Err(format!(
+                "'{device}' is no place for single tensors: CPU is the only one, and --gpu-layers \
+                 sets how many layers a GPU computes"
+            )),
+            None => Err("REGEX=CPU is needed, such as exps=CPU".to_owned()),
+        };
+        text.split(',')
+            .map(place)
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
 }
 
 impl ExpertArgs {
+    /// The experts that the CPU computes while a GPU computes the rest.
+    pub(crate) fn of_host(&self) -> ExpertChoice {
+        let patterns = self.override_tensor.iter().flat_map(|places| &places.0);
+        ExpertChoice {
+            n_first: if self.cpu_moe {
+                u32::MAX
+            } else {
+                self.n_cpu_moe.unwrap_or(0)
+            },
+            patterns: patterns.cloned().collect(),
+        }
+    }
+
     /// The memory that experts of all models have together, where it is limited.
     pub(crate) fn memory(&self) -> Option<ExpertMemory> {
         let size = self.expert_memory?;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use cellar::{
-    BackendKind, BackendMemory, BackendPlan, DeviceReport, ExpertMemory, ModelWork, architectures,
-    plan_memory, weight_shapes,
+    BackendKind, BackendMemory, BackendOptions, DEVICE_RESERVE, DeviceReport, ExpertMemory,
+    ModelWork, architectures, fewest_host_experts, plan_memory, weight_shapes,
 };
 use cellar_engine::{EngineConfig, MemoryBudget, MemoryReport, PromptOutputs, Speculation};
 use kv_core::KvType;
@@ -27,7 +27,7 @@ use self::experts::ExpertReport;
 use super::inspect::tensor_sizes;
 use crate::args::{PlanArgs, SwapArgs};
 use crate::draft_model::{self, DraftFor, PlannedDraft};
-use crate::failure::{Exit, one_line};
+use crate::failure::{Exit, one_line, usage};
 use crate::machine;
 use crate::models::{Contents, ModelSource};
 use crate::resolve;
@@ -78,6 +78,9 @@ struct Report {
     /// What a device holds that computes.
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<DeviceReport>,
+    /// What --n-cpu-moe is to be, where --vram chose it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    n_cpu_moe: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -193,9 +196,12 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         weights: &source_weights,
         outputs: PromptOutputs::Last,
     };
-    let (planned, backend_error) = match backend_plan(args, &work) {
-        Ok(planned) => (Some(planned), None),
-        Err(error) => (None, Some(one_line(&error))),
+    let planned = backend_options(args, &work)
+        .and_then(|(options, n_cpu_moe)| Ok((plan_memory(&options, &work)?, n_cpu_moe)));
+    let (planned, n_cpu_moe, backend_error) = match planned {
+        Ok((planned, n_cpu_moe)) => (Some(planned), n_cpu_moe, None),
+        Err(error) if args.ram.vram.is_some() => return Err(error),
+        Err(error) => (None, None, Some(one_line(&error))),
     };
     // With the code that builds and lowers graphs, as in a process that runs the model; its data is
     // gone then.
@@ -267,6 +273,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
             }
         }),
         device,
+        n_cpu_moe,
     };
     if args.json {
         writeln!(out, "{}", terminal::json(&report)?)?;
@@ -302,20 +309,45 @@ fn weight_bytes(file: &Contents) -> u64 {
     sizes.fold(0, |sum: u64, (_, _, n_bytes)| sum.saturating_add(n_bytes))
 }
 
-/// What the backend of the flags takes.
-fn backend_plan(args: &PlanArgs, work: &ModelWork<'_>) -> anyhow::Result<BackendPlan> {
+/// The backend of the flags, and of how many layers the CPU is to compute the experts, where --vram
+/// is given.
+fn backend_options(
+    args: &PlanArgs,
+    work: &ModelWork<'_>,
+) -> anyhow::Result<(BackendOptions, Option<u32>)> {
     let mut options = resolve::backend_flags(&args.engine.compute)?.options();
     if args.ram.ram.is_some() {
         options.experts = Some(ExpertMemory::new(u64::MAX));
     }
-    Ok(plan_memory(&options, work)?)
+    let Some(vram) = args.ram.vram else {
+        return Ok((options, None));
+    };
+    let kind = options.kind.unwrap_or_else(BackendKind::own_gpu);
+    if !kind.is_own_gpu() {
+        return usage(format!(
+            "--vram is the memory of a GPU, and --backend {kind} has none: leave one of them out"
+        ));
+    }
+    options.kind = Some(kind);
+    let room = vram.0.saturating_sub(DEVICE_RESERVE);
+    let Some(n) = fewest_host_experts(&options, work, room) else {
+        return usage(format!(
+            "--vram {}: less {} that the driver keeps, it does not hold all else without any experts \
+             ('cellar plan --cpu-moe --backend {kind}' shows what that is): a smaller --ctx or --gpu-layers N \
+             takes less",
+            machine::bytes(vram.0),
+            machine::bytes(DEVICE_RESERVE)
+        ));
+    };
+    options.host_experts.n_first = n;
+    Ok((options, Some(n).filter(|&n| n > 0)))
 }
 
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroUsize;
 
-    use cellar::{BackendOptions, Repack, open_backend};
+    use cellar::{Repack, open_backend};
     use kv_backend::{Backend, BoxedBackend, RowKind, RowStorage};
     use kv_core::layers::LayerMemory;
     use kv_core::memory::{Streams, SwaSize};

@@ -13,9 +13,6 @@ const ADAPTERS: &str = "adapters are used as their files are";
 const IMAGES: &str = "images and audio are not supported: models take text";
 const PARTS: &str = "one GPU is used whole, or with the CPU: --gpu-layers sets how many layers it \
                      computes, --backend which one";
-const EXPERTS: &str = "'--expert-memory SIZE' keeps the experts that are needed most in memory and reads the \
-                       others from the file, with the CPU; on a GPU, a layer has its experts with it, and \
-                       --gpu-layers sets how many it computes";
 const PROMPT_CACHE: &str = "'--save-state FILE' and '--load-state FILE' keep what was read";
 const PAGE: &str =
     "GET / always shows browsers the memory and a chat, and has no settings of its own";
@@ -172,10 +169,9 @@ pub(super) const FLAGS: &[(&str, Fate)] = &[
             --no-kv-offload --rpc",
         Refused(PARTS),
     ),
-    (
-        "-ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe",
-        Refused(EXPERTS),
-    ),
+    ("-ot", Is("--override-tensor")),
+    ("-cmoe", Is("--cpu-moe")),
+    ("-ncmoe", Is("--n-cpu-moe")),
     (
         "--yarn-ext-factor",
         Refused("YaRN is always whole; --rope-scaling linear scales all frequencies alike"),

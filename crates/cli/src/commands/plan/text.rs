@@ -65,6 +65,9 @@ pub(super) fn print(
     if let Some(experts) = &report.experts {
         print_experts(experts, out)?;
     }
+    if let Some(n) = report.n_cpu_moe {
+        writeln!(out, "  run it with --n-cpu-moe {n}")?;
+    }
     if let Some(draft) = report.draft.as_ref().filter(|draft| draft.device > 0) {
         let device = machine::bytes(draft.device);
         writeln!(
@@ -176,7 +179,13 @@ fn print_device(device: &DeviceReport, out: &mut impl Write) -> std::io::Result<
         Some(LayersOnGpu { last, of }) => format!(", the last {last} of {of} layers"),
         None => String::new(),
     };
-    writeln!(out, "\n  on {}{layers}{place}", terminal::escape(name))?;
+    let experts = match device.host_experts {
+        Some(1) => ", without the experts of 1 layer".to_owned(),
+        Some(n) => format!(", without the experts of {n} layers"),
+        None => String::new(),
+    };
+    let name = terminal::escape(name);
+    writeln!(out, "\n  on {name}{layers}{experts}{place}")?;
     let lines = [
         ("rows", device.rows),
         ("weights", device.weights),
