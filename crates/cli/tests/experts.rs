@@ -444,52 +444,6 @@ fn places_of_experts() {
     let read = plan(&["--cpu-moe", "--expert-memory", "64K"]);
     assert_eq!(read["device"]["weights"], all["device"]["weights"]);
     assert_eq!(bytes(&read, "/experts/held"), 64 << 10, "{read}");
-    // What fits a GPU of some size.
-    let reserve = 256 << 20;
-    let total = |report: &Value| bytes(report, "/device/total");
-    for (report, n) in [(&whole, None), (&some, Some(1)), (&all, Some(n_layers))] {
-        let vram = (total(report) + reserve).to_string();
-        let fitted = plan(&["--vram", &vram]);
-        assert_eq!(fitted["device"], report["device"]);
-        assert_eq!(
-            fitted.get("n_cpu_moe").and_then(Value::as_u64),
-            n,
-            "{fitted}"
-        );
-    }
-    let both = plan(&[
-        "--vram",
-        &(total(&all) + reserve).to_string(),
-        "--ram",
-        "8G",
-    ]);
-    assert_eq!(
-        bytes(&both, "/experts/held"),
-        bytes(&both, "/experts/total")
-    );
-    let text = output(&[
-        "plan",
-        &model,
-        "-c",
-        "64",
-        "--vram",
-        &(total(&all) + reserve).to_string(),
-    ]);
-    let wanted = format!("without the experts of {n_layers} layers");
-    assert!(text.contains(&wanted), "{text}");
-    assert!(
-        text.contains(&format!("run it with --n-cpu-moe {n_layers}")),
-        "{text}"
-    );
-    let small = (total(&all) + reserve - 1).to_string();
-    for (more, reason) in [
-        (&["--vram", &small][..], "without any experts"),
-        (&["--vram", "1G", "--backend", "cpu"], "the memory of a GPU"),
-        (&["--vram", "1G", "--cpu-moe"], "cannot be used with"),
-    ] {
-        let (code, message) = failure(&[&["plan", &model, "-c", "64"], more].concat());
-        assert!(code == 2 && message.contains(reason), "{more:?}: {message}");
-    }
     // Without a GPU, the CPU has all experts in any case.
     let args = [
         "run", "-m", &model, "Hi", "-n", "4", "--temp", "0", "--json",
@@ -529,4 +483,62 @@ fn places_of_experts() {
         "9",
     ]);
     assert!(code == 2 && message.contains("add --cpu-moe"), "{message}");
+}
+
+/// A plan for a GPU of some size says of how many layers it has no room for the experts.
+#[test]
+fn a_plan_fits_a_gpu() {
+    let (_folder, model) = converted("qwen3_moe");
+    let plan = |more: &[&str]| {
+        let args = ["plan", &model, "-c", "64", "--backend", "cuda", "--json"];
+        json(&[&args[..], more].concat())
+    };
+    let (whole, all) = (plan(&[]), plan(&["--cpu-moe"]));
+    let some = plan(&["--n-cpu-moe", "1"]);
+    let n_layers = number(&all["device"], "host_experts");
+    let reserve = 256 << 20;
+    let total = |report: &Value| number(&report["device"], "total");
+    for (report, n) in [(&whole, None), (&some, Some(1)), (&all, Some(n_layers))] {
+        let vram = (total(report) + reserve).to_string();
+        let fitted = plan(&["--vram", &vram]);
+        assert_eq!(fitted["device"], report["device"]);
+        assert_eq!(
+            fitted.get("n_cpu_moe").and_then(Value::as_u64),
+            n,
+            "{fitted}"
+        );
+    }
+    let both = plan(&[
+        "--vram",
+        &(total(&all) + reserve).to_string(),
+        "--ram",
+        "8G",
+    ]);
+    assert_eq!(
+        number(&both["experts"], "held"),
+        number(&both["experts"], "total")
+    );
+    let (text, _) = output(&[
+        "plan",
+        &model,
+        "-c",
+        "64",
+        "--vram",
+        &(total(&all) + reserve).to_string(),
+    ]);
+    let wanted = format!("without the experts of {n_layers} layers");
+    assert!(text.contains(&wanted), "{text}");
+    assert!(
+        text.contains(&format!("run it with --n-cpu-moe {n_layers}")),
+        "{text}"
+    );
+    let small = (total(&all) + reserve - 1).to_string();
+    for (more, reason) in [
+        (&["--vram", &small][..], "without any experts"),
+        (&["--vram", "1G", "--backend", "cpu"], "the memory of a GPU"),
+        (&["--vram", "1G", "--cpu-moe"], "cannot be used with"),
+    ] {
+        let (code, message) = failure(&[&["plan", &model, "-c", "64"], more].concat());
+        assert!(code == 2 && message.contains(reason), "{more:?}: {message}");
+    }
 }
