@@ -81,6 +81,77 @@ fn the_ptx_is_that_of_the_kernels() {
     );
 }
 
+/// Kernels that keep some registers in memory, 8 to 128 bytes of them, for one compute capability or more.
+const SPILLS: [&str; 11] = [
+    "attend_tiles_256",
+    "delta_f32",
+    "gemv_floats_8",
+    "gemv_iq2_s_8",
+    "gemv_nvfp4_8",
+    "gemv_q2_0_8",
+    "gemv_q6_k_1",
+    "scan_bf16",
+    "scan_f16",
+    "scan_f32",
+    "scan_heads_bf16",
+];
+
+/// The rows of the counts of machine code.
+fn counts() -> impl Iterator<Item = Vec<&'static str>> {
+    let lines = include_str!("../ptx/counts.tsv").lines();
+    let rows = lines.filter(|line| !line.starts_with('#'));
+    rows.map(|line| line.split('\t').collect())
+}
+
+/// `scripts/gpu-counts.py` refuses a table in which something has grown by more than 5 %.
+#[test]
+fn the_counts_are_those_of_the_ptx() {
+    let ptx = shipped();
+    let hash = ptx.split("sources ").nth(1).unwrap();
+    let hash = hash.split(',').next().unwrap();
+    let table = include_str!("../ptx/counts.tsv");
+    assert!(
+        table.lines().next().unwrap().contains(hash),
+        "run scripts/gpu-counts.py: the PTX has changed"
+    );
+    let kernels: HashSet<&str> = counts()
+        .filter(|row| row.len() == 5)
+        .map(|row| row[0])
+        .collect();
+    let entries = ptx.lines().filter_map(|line| line.split_once(".entry "));
+    let compiled: HashSet<&str> = entries
+        .map(|(_, rest)| rest.split('(').next().unwrap())
+        .collect();
+    assert_eq!(kernels, compiled);
+}
+
+/// What machine code must reach to be bound by memory on a GPU with 4.3 bytes of bandwidth for each
+/// warp instruction that it can issue.
+#[test]
+fn machine_code_reads_enough_bytes_an_instruction() {
+    for (kernel, of, least) in [
+        ("gemv_q4_k_1", "loop", 6.0),
+        ("gemv_q8_0_1", "loop", 6.0),
+        ("gemv_f16_1", "loop", 6.0),
+        ("attend_group_128", "f16", 4.3),
+        ("attend_group_128", "q8_0", 4.3),
+        ("attend_group_128", "q4_0", 2.0),
+    ] {
+        let row = counts().find(|row| row.len() == 6 && row[..2] == [kernel, of]);
+        let bytes: f64 = row.unwrap()[4].parse().unwrap();
+        assert!(bytes >= least, "{kernel}, {of}: {bytes}, not {least}");
+    }
+    // Of a GEMM, matrix instructions are what bounds it.
+    let row = counts()
+        .find(|row| row.len() == 6 && row[0] == "gemm_f16")
+        .unwrap();
+    let [all, matrix] = [2, 5].map(|at| row[at].parse::<u32>().unwrap());
+    assert!(4 * matrix >= all, "{matrix} of {all}");
+    let spills = counts().filter(|row| row.len() == 5 && row[3].split(' ').any(|n| n != "0"));
+    let spills: Vec<&str> = spills.map(|row| row[0]).collect();
+    assert_eq!(spills, SPILLS);
+}
+
 /// A line of PTX without its predicate: the operation, and its registers and names.
 fn words(line: &str) -> Vec<&str> {
     let words = line.split([' ', '\t', ',', ';', '[', ']', '+', '{', '}']);

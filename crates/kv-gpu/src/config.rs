@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
     /// Activations as blocks of int8 that meet quantized weights, halves in products of many tokens
-    /// and in attention of eight rows or more.
+    /// and in attention of eight rows or more, or of heads that share keys.
     #[default]
     Fast,
     /// Floats everywhere: slow prompts, for tests and comparisons.

@@ -1,4 +1,4 @@
-//! [`Device`]: what a GPU must be able to do, in eleven methods.
+//! [`Device`]: what a GPU must be able to do, in thirteen methods.
 //!
 //! A device has buffers, kernels by name, and one queue: what is written, copied and launched
 //! happens in that order. Invariant: a buffer's bytes change by these methods alone. Knows nothing
@@ -25,6 +25,11 @@ pub trait Device: Debug + Send + Sync + 'static {
 
     /// All memory and what is free; `None` where that is not known.
     fn memory(&self) -> Option<DeviceMemory>;
+
+    /// True if products of fragments are the device's own, and not exchanges between lanes.
+    fn has_tensor_cores(&self) -> bool {
+        true
+    }
 
     /// Zeros that nothing else refers to. `what` is for the error.
     ///

@@ -112,6 +112,10 @@ impl Device for OpenClDevice {
         Some(self.context.memory())
     }
 
+    fn has_tensor_cores(&self) -> bool {
+        false
+    }
+
     fn allocate(&self, bytes: usize, what: &str) -> Result<OpenClBuffer, BackendError> {
         OpenClBuffer::zeros(&self.context, bytes, what)
     }

@@ -37,6 +37,9 @@ FN float half_scale(float most) {
   return bits_float((267 - e) << 23);
 }
 
+// 1 / p of a power of two p, without a division.
+FN float inverse_power(float p) { return bits_float((254u << 23) - float_bits(p)); }
+
 // One scale and one addend for all 32 values.
 FN void set_scale(OWN Block &b, float d, float m) {
   b.d[0] = b.d[1] = d;

@@ -80,6 +80,11 @@ template <uint32_t kv_class> FN Eight kv_load8(uint32_t type, DEV const uint8_t 
   return y;
 }
 
+// The same of blocks of any type.
+FN Eight kv_load8_any(uint32_t type, DEV const uint8_t *row, uint32_t i) {
+  return type == 3 ? kv_load8<3>(type, row, i) : kv_load8<4>(type, row, i);
+}
+
 // Value `i` of a row.
 FN float kv_load(uint32_t type, DEV const uint8_t *row, uint32_t i) {
   if (type == 0) return ((DEV const float *)row)[i];

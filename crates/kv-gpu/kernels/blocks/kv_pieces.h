@@ -92,11 +92,15 @@ FN AttendQuery attend_query(DEV const uint32_t *inputs, AttendArgs a, Piece piec
   return query;
 }
 
+// How far a position is from a query's: what its slope is multiplied by.
+FN float alibi_distance(AttendQuery query, uint32_t pos) {
+  return float(pos > query.pos ? pos - query.pos : query.pos - pos);
+}
+
 // A score with its linear bias, or -inf where the query does not see the position.
 FN float attend_bias(AttendQuery query, AttendArgs a, uint32_t pos, float score) {
   if (pos < query.first || pos > query.last) return bits_float(0xff800000u);
-  if (a.alibi == 0.0f) return score;
-  return fma_f(query.slope, float(pos > query.pos ? pos - query.pos : query.pos - pos), score);
+  return a.alibi == 0.0f ? score : fma_f(query.slope, alibi_distance(query, pos), score);
 }
 
 FN float attend_scale(AttendArgs a, float product) {

@@ -76,20 +76,12 @@ FN void plain_halves(F format, OWN const Planes &w, uint64_t row, uint32_t n, ui
 FN void row_halves(F32 f, OWN const Planes &w, uint64_t row, uint32_t n, uint32_t k, float scale, OWN uint32_t *h) {
   plain_halves(f, w, row, n, k, scale, h);
 }
-FN void row_halves(F16 f, OWN const Planes &w, uint64_t row, uint32_t n, uint32_t k, float scale, OWN uint32_t *h) {
-  plain_halves(f, w, row, n, k, scale, h);
-}
 FN void row_halves(BF16 f, OWN const Planes &w, uint64_t row, uint32_t n, uint32_t k, float scale, OWN uint32_t *h) {
   plain_halves(f, w, row, n, k, scale, h);
 }
 
-// The same as what is multiplied: BF16 as it is stored, where matrices of it exist.
-template <class F>
-FN void row_values(F format, Half, OWN const Planes &w, uint64_t row, uint32_t n, uint32_t k, float scale,
-                   OWN uint32_t *h) {
-  row_halves(format, w, row, n, k, scale, h);
-}
-FN void row_values(BF16, Bfloat, OWN const Planes &w, uint64_t row, uint32_t n, uint32_t k, float, OWN uint32_t *h) {
+// Values of two bytes as they are stored.
+FN void stored_values(OWN const Planes &w, uint64_t row, uint32_t n, uint32_t k, OWN uint32_t *h) {
   if (n % 8 == 0) {
     UNROLL
     for (uint32_t i = 0; i < 4; ++i) {
@@ -108,5 +100,18 @@ FN void row_values(BF16, Bfloat, OWN const Planes &w, uint64_t row, uint32_t n, 
     h[i] = c < n ? short_at(w.p0, row * n + c) : 0;
     if (c + 1 < n) h[i] |= short_at(w.p0, row * n + c + 1) << 16;
   }
+}
+
+// The same as what is multiplied: F16 as it is stored, and BF16 where matrices of it exist.
+template <class F>
+FN void row_values(F format, Half, OWN const Planes &w, uint64_t row, uint32_t n, uint32_t k, float scale,
+                   OWN uint32_t *h) {
+  row_halves(format, w, row, n, k, scale, h);
+}
+FN void row_values(F16, Half, OWN const Planes &w, uint64_t row, uint32_t n, uint32_t k, float, OWN uint32_t *h) {
+  stored_values(w, row, n, k, h);
+}
+FN void row_values(BF16, Bfloat, OWN const Planes &w, uint64_t row, uint32_t n, uint32_t k, float, OWN uint32_t *h) {
+  stored_values(w, row, n, k, h);
 }
 #endif

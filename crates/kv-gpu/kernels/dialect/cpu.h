@@ -54,6 +54,7 @@ FN float warp_max(float v, uint32_t place = __builtin_LINE()) {
   for (uint32_t l = 1; l < 32; ++l) most = fmaxf(most, all[l]);
   return most;
 }
+FN bool warp_any(bool is, uint32_t place = __builtin_LINE()) { return warp_max(is ? 1.0f : 0.0f, place) > 0.0f; }
 FN uint32_t atomic_add_shared(TG uint32_t *at, uint32_t v) {
   uint32_t before = *at;
   *at += v;
@@ -74,6 +75,14 @@ FN uint32_t float_bits(float f) {
 FN float half_float(uint16_t u) { return sim::half_float(u); }
 FN uint16_t float_half(float f) { return sim::float_half(f); }
 FN uint32_t pack_halves(float low, float high) { return uint32_t(float_half(high)) << 16 | float_half(low); }
+FN uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t u = 0;
+  for (uint32_t i = 0; i < 32; i += 16) {
+    float product = half_float(uint16_t(a >> i)) * half_float(uint16_t(b >> i));
+    u |= uint32_t(float_half(product + half_float(uint16_t(c >> i)))) << i;
+  }
+  return u;
+}
 FN int dot4(int a, int b, int c) {
   for (int i = 0; i < 32; i += 8) c += int(int8_t(uint32_t(a) >> i)) * int(int8_t(uint32_t(b) >> i));
   return c;
@@ -91,6 +100,7 @@ FN float min_f(float a, float b) { return fminf(a, b); }
 FN float abs_f(float a) { return fabsf(a); }
 FN float sqrt_f(float a) { return sqrtf(a); }
 FN float exp_f(float a) { return expf(a); }
+FN float exp2_f(float a) { return exp2f(a); }
 FN float log_f(float a) { return logf(a); }
 FN float log1p_f(float a) { return log1pf(a); }
 FN float tanh_f(float a) { return tanhf(a); }
@@ -138,6 +148,11 @@ FN void frag_load_a(OWN FragA &a, TG const Quad *rows, uint32_t stride, uint32_t
 template <class T> FN void frag_load_b(OWN FragB<T> &b, TG const Quad *rows, uint32_t stride, uint32_t lane) {
   TG const uint32_t *at = (TG const uint32_t *)rows + lane / 4 * stride * 4 + lane % 4;
   UNROLL for (uint32_t i = 0; i < 2; ++i) b.r[i] = at[i * 4];
+}
+template <class T>
+FN void frag_load_two(OWN FragB<T> &b, OWN FragB<T> &next, TG const Quad *rows, uint32_t stride, uint32_t lane) {
+  frag_load_b(b, rows, stride, lane);
+  frag_load_b(next, rows + 8 * stride, stride, lane);
 }
 // In PTX's layout of registers: r[0] of A has columns 0 to 7 of rows 0 to 7, r[1] of rows 8 to 15,
 // r[2] and r[3] the same of columns 8 to 15.

@@ -51,6 +51,7 @@ FN float warp_max(float v) {
   for (uint32_t o = 16; o; o >>= 1) v = fmaxf(v, warp_xor(v, o));
   return v;
 }
+FN bool warp_any(bool is) { return __any_sync(~0u, is); }
 FN uint32_t atomic_add_shared(TG uint32_t *at, uint32_t v) { return atomicAdd(at, v); }
 
 // Numbers.
@@ -71,6 +72,12 @@ FN uint32_t pack_halves(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(high), "f"(low));
   return u;
 }
+// a b + c of two halves each.
+FN uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t u;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(u) : "r"(a), "r"(b), "r"(c));
+  return u;
+}
 FN int dot4(int a, int b, int c) { return __dp4a(a, b, c); }
 FN uint32_t byte_perm(uint32_t a, uint32_t b, uint32_t select) { return __byte_perm(a, b, select); }
 FN float fma_f(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -79,6 +86,12 @@ FN float min_f(float a, float b) { return fminf(a, b); }
 FN float abs_f(float a) { return fabsf(a); }
 FN float sqrt_f(float a) { return __fsqrt_rn(a); }
 FN float exp_f(float a) { return expf(a); }
+// Off by two units in the last place at most, and 0 for what is no normal number.
+FN float exp2_f(float a) {
+  float f;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(f) : "f"(a));
+  return f;
+}
 FN float log_f(float a) { return logf(a); }
 FN float log1p_f(float a) { return log1pf(a); }
 FN float tanh_f(float a) { return tanhf(a); }
@@ -126,13 +139,21 @@ FN void frag_set_a(OWN FragA &a, TG float *, uint32_t, OWN const uint32_t *pairs
 template <uint32_t n> FN void frag_scale_rows(OWN FragD *d, TG float *, uint32_t, OWN const float *factors) {
   UNROLL for (uint32_t i = 0; i < 4 * n; ++i) d[i / 4].r[i % 4] *= factors[i % 4 / 2];
 }
-FN void frag_load_a(OWN FragA &a, TG const Quad *rows, uint32_t stride, uint32_t lane) {
-  TG const uint32_t *at = (TG const uint32_t *)rows + lane / 4 * stride * 4 + lane % 4;
-  UNROLL for (uint32_t i = 0; i < 4; ++i) a.r[i] = at[i % 2 * 32 * stride + i / 2 * 4];
+// Four matrices of 8 rows of 16 bytes each: lane i has the address of row i % 8 of matrix i / 8, and gets of
+// matrix j, in r[j], row lane / 4's pair lane % 4.
+FN void load_matrices(TG const Quad *row, OWN uint32_t &r0, OWN uint32_t &r1, OWN uint32_t &r2, OWN uint32_t &r3) {
+  uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
+               : "r"(at)
+               : "memory");
 }
-template <class T> FN void frag_load_b(OWN FragB<T> &b, TG const Quad *rows, uint32_t stride, uint32_t lane) {
-  TG const uint32_t *at = (TG const uint32_t *)rows + lane / 4 * stride * 4 + lane % 4;
-  UNROLL for (uint32_t i = 0; i < 2; ++i) b.r[i] = at[i * 4];
+FN void frag_load_a(OWN FragA &a, TG const Quad *rows, uint32_t stride, uint32_t lane) {
+  load_matrices(rows + lane % 16 * stride + lane / 16, a.r[0], a.r[1], a.r[2], a.r[3]);
+}
+template <class T>
+FN void frag_load_two(OWN FragB<T> &b, OWN FragB<T> &next, TG const Quad *rows, uint32_t stride, uint32_t lane) {
+  load_matrices(rows + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2, b.r[0], b.r[1], next.r[0], next.r[1]);
 }
 FN void frag_mma(FragD &d, const FragA &a, const FragB<Half> &b) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"

@@ -43,6 +43,7 @@ FN float warp_sum(float v) {
   return v;
 }
 FN float warp_max(float v) { return simd_max(v); }
+FN bool warp_any(bool is) { return simd_any(is); }
 FN uint32_t atomic_add_shared(TG uint32_t *at, uint32_t v) {
   return atomic_fetch_add_explicit((TG atomic_uint *)at, v, memory_order_relaxed);
 }
@@ -53,6 +54,9 @@ FN uint32_t float_bits(float f) { return as_type<uint32_t>(f); }
 FN float half_float(uint16_t u) { return float(as_type<half>(u)); }
 FN uint16_t float_half(float f) { return as_type<uint16_t>(half(f)); }
 FN uint32_t pack_halves(float low, float high) { return uint32_t(float_half(high)) << 16 | float_half(low); }
+FN uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
+  return as_type<uint32_t>(fma(as_type<half2>(a), as_type<half2>(b), as_type<half2>(c)));
+}
 FN int dot4(int a, int b, int c) {
   for (int i = 0; i < 32; i += 8) c += int(int8_t(uint32_t(a) >> i)) * int(int8_t(uint32_t(b) >> i));
   return c;
@@ -69,6 +73,7 @@ FN float min_f(float a, float b) { return fmin(a, b); }
 FN float abs_f(float a) { return fabs(a); }
 FN float sqrt_f(float a) { return sqrt(a); }
 FN float exp_f(float a) { return exp(a); }
+FN float exp2_f(float a) { return exp2(a); }
 FN float log_f(float a) { return log(a); }
 FN float tanh_f(float a) { return tanh(a); }
 FN float rint_f(float a) { return rint(a); }
@@ -138,6 +143,11 @@ FN void frag_load_a(OWN FragA &a, TG const Quad *rows, uint32_t stride, uint32_t
 template <class T> FN void frag_load_b(OWN FragB<T> &b, TG const Quad *rows, uint32_t stride, uint32_t) {
   UNROLL for (uint32_t i = 0; i < 2; ++i)
     simdgroup_load(b.m[i], (TG const typename T::value *)(rows + i), stride * 8, ulong2(0), true);
+}
+template <class T>
+FN void frag_load_two(OWN FragB<T> &b, OWN FragB<T> &next, TG const Quad *rows, uint32_t stride, uint32_t lane) {
+  frag_load_b(b, rows, stride, lane);
+  frag_load_b(next, rows + 8 * stride, stride, lane);
 }
 FN void frag_b_columns(OWN FragB<Half> &b, OWN FragB<Half> &next, TG const Quad *rows, uint32_t stride, uint32_t) {
   UNROLL for (uint32_t i = 0; i < 2; ++i) {

@@ -58,6 +58,7 @@ FN float warp_max(float v) {
   for (uint32_t o = 16; o; o >>= 1) v = fmax(v, warp_xor(v, o));
   return v;
 }
+FN bool warp_any(bool is) { return sub_group_any(is) != 0; }
 FN uint32_t atomic_add_shared(TG uint32_t *at, uint32_t v) { return atomic_add((volatile TG uint32_t *)at, v); }
 
 // Numbers.
@@ -66,6 +67,7 @@ FN uint32_t float_bits(float f) { return as_uint(f); }
 FN float half_float(uint16_t u) { return float(as_half(u)); }
 FN uint16_t float_half(float f) { return as_ushort(half(f)); }
 FN uint32_t pack_halves(float low, float high) { return uint32_t(float_half(high)) << 16 | float_half(low); }
+FN uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) { return as_uint(fma(as_half2(a), as_half2(b), as_half2(c))); }
 FN int dot4(int a, int b, int c) {
 #ifdef __opencl_c_integer_dot_product_input_4x8bit_packed
   return c + dot_4x8packed_ss_int(uint32_t(a), uint32_t(b));
@@ -86,6 +88,7 @@ FN float min_f(float a, float b) { return fmin(a, b); }
 FN float abs_f(float a) { return fabs(a); }
 FN float sqrt_f(float a) { return sqrt(a); }
 FN float exp_f(float a) { return exp(a); }
+FN float exp2_f(float a) { return exp2(a); }
 FN float log_f(float a) { return log(a); }
 FN float log1p_f(float a) { return log1p(a); }
 FN float tanh_f(float a) { return tanh(a); }
@@ -133,6 +136,11 @@ FN void frag_load_a(OWN FragA &a, TG const Quad *rows, uint32_t stride, uint32_t
 template <class T> FN void frag_load_b(OWN FragB<T> &b, TG const Quad *rows, uint32_t stride, uint32_t lane) {
   TG const uint32_t *at = (TG const uint32_t *)rows + lane / 4 * stride * 4 + lane % 4;
   UNROLL for (uint32_t i = 0; i < 2; ++i) b.r[i] = at[i * 4];
+}
+template <class T>
+FN void frag_load_two(OWN FragB<T> &b, OWN FragB<T> &next, TG const Quad *rows, uint32_t stride, uint32_t lane) {
+  frag_load_b(b, rows, stride, lane);
+  frag_load_b(next, rows + 8 * stride, stride, lane);
 }
 FN void frag_mma(OWN FragD &d, OWN const FragA &a, OWN const FragB<Half> &b) {
   uint32_t lane = LANE, row = lane / 4 * 4, column = lane % 4 * 8;

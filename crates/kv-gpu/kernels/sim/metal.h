@@ -42,6 +42,7 @@ static inline float simd_max(float v) {
   for (float other : all) most = fmaxf(most, other);
   return most;
 }
+static inline bool simd_any(bool is) { return simd_max(is ? 1.0f : 0.0f) > 0.0f; }
 static inline uint atomic_fetch_add_explicit(atomic_uint *at, uint v, memory_order) {
   uint before = at->value;
   at->value += v;
@@ -53,6 +54,15 @@ struct half {
   half() = default;
   operator float() const { return sim::half_float(bits); }
 };
+struct half2 {
+  half x, y;
+};
+static inline half2 fma(half2 a, half2 b, half2 c) {
+  half2 d;
+  d.x = half(float(a.x) * float(b.x) + float(c.x));
+  d.y = half(float(a.y) * float(b.y) + float(c.y));
+  return d;
+}
 // As in Metal 3.1.
 #define __HAVE_BFLOAT__ 1
 struct bfloat {
@@ -140,6 +150,7 @@ static inline float fmin(float a, float b) { return fminf(a, b); }
 static inline float fabs(float a) { return fabsf(a); }
 static inline float sqrt(float a) { return sqrtf(a); }
 static inline float exp(float a) { return expf(a); }
+static inline float exp2(float a) { return exp2f(a); }
 static inline float log(float a) { return logf(a); }
 static inline float tanh(float a) { return tanhf(a); }
 static inline float rint(float a) { return rintf(a); }

@@ -29,13 +29,17 @@ constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(int(a
 void threadgroup_barrier(mem_flags);
 void simdgroup_barrier(mem_flags);
 float simd_max(float);
+bool simd_any(bool);
 uint atomic_fetch_add_explicit(volatile threadgroup atomic_uint *, uint, memory_order);
 float fma(float, float, float);
+typedef half half2 __attribute__((ext_vector_type(2)));
+half2 fma(half2, half2, half2);
 float fmax(float, float);
 float fmin(float, float);
 float fabs(float);
 float sqrt(float);
 float exp(float);
+float exp2(float);
 float log(float);
 float tanh(float);
 float rint(float);

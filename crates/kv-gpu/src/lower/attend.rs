@@ -23,8 +23,9 @@ use crate::visibility_table::TILE_ROWS;
 const MAX_V_DIM: usize = 2048;
 /// Whether pieces have many rows, and how many rows at most.
 pub(super) const PIECES: [(u32, u32); 2] = [(0, 1), (1, TILE_ROWS as u32)];
-/// Queries that a thread block attends by tensor cores.
+/// Queries that a thread block attends by tensor cores: of many rows, and of one row's heads.
 const TILE_QUERIES: u32 = 64;
+const GROUP_QUERIES: u32 = 16;
 
 /// `AttendArgs` of `kv_pieces.h`.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -92,6 +93,7 @@ struct MergeSettings {
     sinks: u32,
     n_pieces: u32,
     logs: u32,
+    n_blocks: u32,
 }
 
 /// `PartialArgs` of `attend.k`.
@@ -166,13 +168,14 @@ impl<D: Device> AttendedRows<D> {
         dims.iter().all(|dim| dim.is_multiple_of(8))
     }
 
-    /// The kernel that attends many rows by tensor cores; `None` for heads that none takes.
-    fn tiles_kernel(&self, settings: &Settings) -> Option<&'static str> {
+    /// The kernels that attend one row and many rows by tensor cores; `None` for heads that none
+    /// takes.
+    fn tiles_kernels(&self, settings: &Settings) -> Option<[&'static str; 2]> {
         match settings.k_dim.max(settings.v_dim) {
             _ if !self.is_wide() => None,
-            0..=64 => Some("attend_tiles_64"),
-            65..=128 => Some("attend_tiles_128"),
-            129..=256 => Some("attend_tiles_256"),
+            0..=64 => Some(["attend_group_64", "attend_tiles_64"]),
+            65..=128 => Some(["attend_group_128", "attend_tiles_128"]),
+            129..=256 => Some(["attend_group_256", "attend_tiles_256"]),
             _ => None,
         }
     }
@@ -238,6 +241,13 @@ impl<'a, D: Device> Attention<'a, D> {
     ) -> Result<(), BackendError> {
         let n_values = word(self.node.n_values())?;
         let logs = u32::from(ResultForm::of(&self.node.op) == ResultForm::Partial);
+        // What is rotated back afterwards is not what a product reads.
+        let is_final = self.attended.v_shape.rotation.is_none() && logs == 0;
+        let (blocks, n_blocks) = if is_final {
+            lower.int8_beside(self.id, self.node.n_values())?
+        } else {
+            (Operand::Inputs(0), 0)
+        };
         let settings = MergeSettings {
             header: self.settings.header,
             n: word(self.node.n_rows())?,
@@ -247,10 +257,11 @@ impl<'a, D: Device> Attention<'a, D> {
             sinks: u32::from(sinks.is_some()),
             n_pieces,
             logs,
+            n_blocks,
         };
         let sinks = lower.floats_or(sinks, self.node, &Operand::Inputs(0))?;
         let y = lower.result(self.id);
-        let operands = vec![self.partial, Operand::Inputs(0), sinks, y.clone()];
+        let operands = vec![self.partial, Operand::Inputs(0), sinks, y.clone(), blocks];
         lower.launch("attend_merge", Grid::values(n_values), operands, &settings)?;
         lower.rotate_back(&self.attended, y, (n_values, logs))
     }
@@ -360,13 +371,17 @@ impl<D: Device> Lower<'_, D> {
             attended, settings, ..
         } = attention;
         let tiles = match self.context.config.precision {
-            Precision::Fast => attended.tiles_kernel(settings),
+            Precision::Fast => attended.tiles_kernels(settings),
             Precision::Precise => None,
         };
+        // One query of a K/V head leaves tensor cores idle, and so do exchanges in their place.
+        let group = settings.n_heads / settings.kv_heads.max(1);
+        let in_groups = group > 1 && self.context.shared.device.has_tensor_cores();
         for (many, n_rows) in PIECES {
             let queries = settings.n_heads / settings.kv_heads.max(1) * n_rows;
             let (kernel, at_once) = match (queries, tiles) {
-                (_, Some(kernel)) if many == 1 => (kernel, TILE_QUERIES),
+                (_, Some([_, kernel])) if many == 1 => (kernel, TILE_QUERIES),
+                (_, Some([kernel, _])) if in_groups => (kernel, GROUP_QUERIES),
                 _ if !attended.is_wide() => ("attend_odd", 1),
                 (0 | 1, _) => ("attend_1", 1),
                 _ => ("attend_4", 4),

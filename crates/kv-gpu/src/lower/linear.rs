@@ -20,8 +20,9 @@ pub(super) const MAX_GEMV_TOKENS: usize = 8;
 const MAX_MATRICES: usize = 3;
 /// Nodes in which others are looked for that multiply the same activations.
 const LOOK_AHEAD: usize = 16;
-/// Tokens and rows of a tile.
-const TILE: u32 = 64;
+/// Tokens and rows of a tile of products of many tokens.
+const TILE_TOKENS: u32 = 128;
+const TILE_ROWS: u32 = 64;
 
 /// `GemvMatrix` of `products.h`.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -250,7 +251,7 @@ impl<'a, D: Device> Lower<'a, D> {
         let lists = slots.map_or_else(|| x.clone(), |(_, lists)| lists);
         let weight = Operand::Weight(Arc::clone(&matrix.weight));
         let operands = vec![weight, x, matrix.bias(), lists, matrix.y.clone()];
-        let n_tiles = n_tokens.div_ceil(TILE) * matrix.n_rows.div_ceil(TILE);
+        let n_tiles = n_tokens.div_ceil(TILE_TOKENS) * matrix.n_rows.div_ceil(TILE_ROWS);
         let kernel = format!("gemm_{}", in_kernels(matrix.weight.format));
         let grid = Grid::Fixed([n_tiles, n_experts]);
         self.launch(&kernel, grid, operands, &settings)

@@ -10,12 +10,14 @@ use kv_backend::{GraphInputs, GraphOutputs};
 use kv_contract::{Random, block_weight};
 use kv_core::block::BlockFormat;
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::PartInputs;
-use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Window};
+use kv_core::memory::{BatchVisibility, PartInputs};
+use kv_core::{
+    CellIdx, CellRun, KvType, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
+};
 use kv_gpu::{Device, GpuBackend, Precision};
 use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_graph::weights::MemoryWeights;
-use kv_graph::{Activation, Graph, GraphBuilder, GraphShape, Input, NodeId};
+use kv_graph::{Activation, AttendSpec, Graph, GraphBuilder, GraphShape, Input, NodeId};
 
 use crate::devices::backends;
 use crate::support::{compare, graph};
@@ -83,6 +85,87 @@ fn rows_that_are_no_whole_blocks_are_quantized_by_themselves() {
     let x = Random::new(10).values(2 * 96);
     compare(&graph, &weights, &x, [1e-5, 3e-2]);
     assert_eq!(n_steps(&graph, &weights, Precision::Fast), 3);
+}
+
+/// What three tokens find that attend over each other: rows of 192 values.
+fn found(b: &mut GraphBuilder) -> NodeId {
+    let spec = AttendSpec {
+        n_heads: 4,
+        kv_heads: 2,
+        k_dim: 32,
+        v_dim: 48,
+        scale: 0.2,
+        soft_cap: None,
+        alibi: None,
+    };
+    let x = b.input(Input::Embeddings { dim: 192 }).unwrap();
+    let [q, k, v] = [("q", 4, 32), ("k", 2, 32), ("v", 2, 48)].map(|(name, n, dim)| {
+        let flat = b.columns(&format!("{name}.flat"), x, 0..n * dim);
+        b.reshape(name, flat.unwrap(), &[3, n, dim]).unwrap()
+    });
+    let found = b.attend_batch("found", spec, [q, k, v], Window::Full);
+    b.reshape("found.flat", found.unwrap(), &[3, 192]).unwrap()
+}
+
+/// The result of a graph of three tokens, and its number of steps.
+fn run_three(graph: &Graph, weights: &MemoryWeights, x: &[f32]) -> (Vec<f32>, usize) {
+    let backend = backends(Precision::Fast).swap_remove(0);
+    let source = Arc::new(weights.clone());
+    let loaded = backend.load_weights(source, Default::default()).unwrap();
+    let layout = RowLayout::default();
+    let mut program = backend.compile(graph, &loaded, &layout).unwrap();
+    let mut rows = backend.allocate(&layout).unwrap();
+    let run = CellRun {
+        cell: CellIdx(0),
+        pos: Pos(0),
+        len: 3,
+    };
+    let all = vec![PosRange::new(Pos(0), Pos(2)); 3];
+    let group = VisibleGroup::new(vec![0, 1, 2], vec![run], all);
+    let inputs = GraphInputs {
+        embeddings: x,
+        batch: &[BatchVisibility {
+            window: Window::Full,
+            visibility: Visibility::new(3, vec![group]),
+        }],
+        ..GraphInputs::default()
+    };
+    let mut outputs = GraphOutputs::default();
+    backend
+        .run(&mut program, &mut rows, &inputs, &mut outputs)
+        .unwrap();
+    (outputs.values.swap_remove(0), program.n_steps())
+}
+
+#[test]
+fn products_read_what_attention_has_quantized() {
+    let mut weights = MemoryWeights::new();
+    weights.insert(block_weight("w", &[24, 192], BlockFormat::Q8_0));
+    let graph = |nodes: fn(&mut GraphBuilder) -> NodeId| {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 3,
+            n_outputs: 3,
+        });
+        let y = nodes(&mut b);
+        b.finish(&[y]).unwrap()
+    };
+    let x = Random::new(12).values(3 * 192);
+    let (found_alone, n_alone) = run_three(&graph(found), &weights, &x);
+    let both = graph(|b| {
+        let found = found(b);
+        b.linear("y", found, "w", 24).unwrap()
+    });
+    let (y, n_both) = run_three(&both, &weights, &x);
+    // One launch more: the merge has written blocks of int8 for it.
+    assert_eq!(n_both, n_alone + 1);
+    let product = graph(|b| {
+        let x = b.input(Input::Embeddings { dim: 192 }).unwrap();
+        b.linear("y", x, "w", 24).unwrap()
+    });
+    let (wanted, n_apart) = run_three(&product, &weights, &found_alone);
+    assert_eq!(n_apart, 2);
+    assert_eq!(y, wanted);
+    assert!(y.iter().any(|&y| y != 0.0));
 }
 
 /// Rows for one layer of two heads, 48 values of K and 160 of V each.

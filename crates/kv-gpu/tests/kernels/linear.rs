@@ -89,7 +89,7 @@ fn one_to_eight_tokens_are_multiplied_in_every_format() {
 fn many_tokens_are_multiplied_in_every_format() {
     for format in formats() {
         let widths = widths(format);
-        for (&width, n_tokens) in widths[..widths.len() - 1].iter().zip([9, 65, 11]) {
+        for (&width, n_tokens) in widths[..widths.len() - 1].iter().zip([9, 130, 11]) {
             let graph = graph(n_tokens, width, |b, x| {
                 vec![b.affine("y", x, Affine::new("w").bias("b"), 67).unwrap()]
             });

@@ -8,6 +8,7 @@ mod distances;
 mod fused;
 mod linear;
 mod rates;
+mod recordings;
 mod recurrent;
 mod simple;
 mod simulator;
