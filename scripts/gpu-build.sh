@@ -4,6 +4,8 @@
 #
 #   scripts/gpu-build.sh [FOLDER]      default: target/gpu-check
 #
+# Beside it, FOLDER.tar.xz holds the folder, for machines that are reached by an upload of a bounded size:
+# it fails above 24 MB.
 # Tests are built with the profile `dev`, whose overflow checks and debug assertions stay on; the
 # program with PROFILE (default: release). Needs the glibc of the other machine or an older one.
 set -euo pipefail
@@ -37,5 +39,8 @@ cp scripts/gpu-check.sh "$folder/"
 changed=$(git diff --quiet HEAD 2>/dev/null || echo ', changed')
 printf '%s%s\n' "$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)" "$changed" \
   >"$folder/COMMIT"
-du -sh "$folder"
-printf 'On the machine with the GPU: %s/gpu-check.sh\n' "$folder"
+tar -C "$(dirname "$folder")" --sort=name --owner=0 --group=0 -cf - "$(basename "$folder")" | xz -9e -T1 >"$folder.tar.xz"
+bytes=$(wc -c <"$folder.tar.xz")
+printf '%s: %s; %s.tar.xz: %d bytes\n' "$folder" "$(du -sh "$folder" | cut -f 1)" "$folder" "$bytes"
+[ "$bytes" -le 24000000 ] || { printf 'gpu-build: the archive is larger than 24,000,000 bytes\n' >&2; exit 1; }
+printf 'On the machine with the GPU: tar xf %s.tar.xz; %s/gpu-check.sh\n' "$(basename "$folder")" "$(basename "$folder")"
