@@ -63,7 +63,7 @@ fn visibility() -> Visibility {
 
 /// Attends and compares with the definition.
 fn attend<B: Backend>(
-    backend: &B,
+    subject: &Subject<B>,
     rows: &mut B::Rows,
     layer: u32,
     spec: AttendSpec,
@@ -80,9 +80,11 @@ fn attend<B: Backend>(
         spare: CellIdx(64),
     };
     let op = OneOp::attend(&layout, &args);
+    let backend = &subject.backend;
     let wanted = op.wanted(&layout, &mut read_memory(backend, rows));
     let out = op.run(backend, rows).unwrap();
-    assert_close("attention by the definition", &out, &wanted, 1e-4);
+    let allowed = subject.tolerance.attend.max(1e-4);
+    assert_close("attention by the definition", &out, &wanted, allowed);
     out
 }
 
@@ -120,8 +122,8 @@ pub fn a_shared_layer_attends_over_another_s_rows<B: Backend>(subject: &Subject<
         let mut rows = backend.allocate(&layout).unwrap();
         fill(backend, &mut rows, &NARROW, 1);
         let q = Random::new(4).values(3 * NARROW.n_heads * NARROW.k_dim);
-        let own = attend(backend, &mut rows, 1, NARROW, &q);
-        let [shared, other] = [3, 2].map(|l| attend(backend, &mut rows, l, NARROW, &q));
+        let own = attend(subject, &mut rows, 1, NARROW, &q);
+        let [shared, other] = [3, 2].map(|l| attend(subject, &mut rows, l, NARROW, &q));
         assert_eq!(shared, own, "{kv_type}");
         assert_ne!(other, own, "{kv_type}");
         let layer = LayerIdx(3);
@@ -180,10 +182,10 @@ pub fn values_can_be_the_beginnings_of_keys<B: Backend>(subject: &Subject<B>) {
             fill(backend, &mut rows, &spec, layer);
         }
         let q = Random::new(5).values(3 * spec.n_heads * spec.k_dim);
-        let apart = attend(backend, &mut rows, 1, spec, &q);
-        let out = attend(backend, &mut rows, 0, spec, &q);
+        let apart = attend(subject, &mut rows, 1, spec, &q);
+        let out = attend(subject, &mut rows, 0, spec, &q);
         assert_eq!(out, apart, "{kv_type}");
-        let out = attend(backend, &mut rows, 2, spec, &q);
+        let out = attend(subject, &mut rows, 2, spec, &q);
         assert_eq!(out, apart, "{kv_type}");
         // Rows move whole.
         let copy = RowCopy {
@@ -193,8 +195,8 @@ pub fn values_can_be_the_beginnings_of_keys<B: Backend>(subject: &Subject<B>) {
             len: 4,
         };
         backend.copy_rows(&mut rows, &[copy]).unwrap();
-        let apart = attend(backend, &mut rows, 1, spec, &q);
-        let out = attend(backend, &mut rows, 0, spec, &q);
+        let apart = attend(subject, &mut rows, 1, spec, &q);
+        let out = attend(subject, &mut rows, 0, spec, &q);
         assert_eq!(out, apart, "{kv_type}");
     }
 }
@@ -212,7 +214,7 @@ pub fn latents_of_every_type_are_attended<B: Backend>(subject: &Subject<B>) {
         let mut rows = backend.allocate(&layout).unwrap();
         fill(backend, &mut rows, &spec, 0);
         let q = Random::new(8).values(3 * spec.n_heads * spec.k_dim);
-        let out = attend(backend, &mut rows, 0, spec, &q);
+        let out = attend(subject, &mut rows, 0, spec, &q);
         assert!(out.iter().any(|o| o.abs() > 0.01), "{kv_type}");
     }
 }
@@ -341,7 +343,7 @@ pub fn states_of_latents_come_back<B: Backend>(subject: &Subject<B>) {
         state.write_rows(&restored, &layout, &mut write).unwrap();
         for (layer, spec) in [(0, LATENT), (1, NARROW), (2, LATENT)] {
             let q = Random::new(9).values(3 * spec.n_heads * spec.k_dim);
-            let of = |rows: &mut B::Rows| attend(backend, rows, layer, spec, &q);
+            let of = |rows: &mut B::Rows| attend(subject, rows, layer, spec, &q);
             let (restored, saved) = (of(&mut others), of(&mut rows));
             assert_eq!(restored, saved, "{kv_type}, layer {layer}");
         }
