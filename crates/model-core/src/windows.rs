@@ -163,6 +163,14 @@ mod tests {
         assert_eq!(windows(&file).unwrap(), "sliding(8) full sliding(8) full");
         file.insert(key, Array::Bool(vec![false, true, true, false]));
         assert_eq!(windows(&file).unwrap(), "full sliding(8) sliding(8) full");
+        file.insert(key, Array::I32(vec![1, 0, 0, 1]));
+        assert_eq!(windows(&file).unwrap(), "sliding(8) full full sliding(8)");
+        file.insert(key, Array::I32(vec![1, 0, 2, 1]));
+        let error = windows(&file).unwrap_err().to_string();
+        assert!(
+            error.contains(key) && error.contains("2 is neither"),
+            "{error}"
+        );
         file.insert(key, Array::Bool(vec![true]));
         assert!(windows(&file).unwrap_err().to_string().contains(key));
         file.insert(key, "often");

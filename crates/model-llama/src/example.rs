@@ -122,14 +122,14 @@ impl LlamaLike {
             last_norm: LastNorm::Output,
             multipliers: Multipliers {
                 embedding: match self.embedding {
-                    EmbeddingScale::FromFile => Some(12.0),
+                    EmbeddingScale::FromFile | EmbeddingScale::FromFileOr(_) => Some(12.0),
                     _ => self.own_embedding_scale(dim),
                 },
-                residual: (self.residual == ResidualScale::FromFile).then_some(0.22),
+                residual: (self.residual != ResidualScale::One).then_some(0.22),
                 logits: match self.logits {
                     LogitScale::One => None,
                     LogitScale::Times => Some(0.25),
-                    LogitScale::DividedBy => Some(0.125),
+                    LogitScale::DividedBy | LogitScale::DividedByOrWidth(_) => Some(0.125),
                 },
             },
             output_weight: TOKEN_EMBEDDING.to_owned(),

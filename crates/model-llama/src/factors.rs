@@ -17,17 +17,21 @@ impl LlamaLike {
         dim: usize,
     ) -> Result<Option<f32>, ModelError> {
         let name = "embedding_scale";
-        if self.embedding == EmbeddingScale::FromFile {
-            return Ok(hyper.positive(name)?.map(|s| s as f32));
+        let from_file = || Ok(hyper.positive(name)?.map(|s| s as f32));
+        match self.embedding {
+            EmbeddingScale::FromFile => from_file(),
+            EmbeddingScale::FromFileOr(usual) => Ok(from_file()?.or(Some(usual))),
+            EmbeddingScale::One | EmbeddingScale::SqrtDim => {
+                self.refuse_factor(hyper, name)?;
+                Ok(self.own_embedding_scale(dim))
+            }
         }
-        self.refuse_factor(hyper, name)?;
-        Ok(self.own_embedding_scale(dim))
     }
 
     /// The factor that no file names.
     pub(crate) fn own_embedding_scale(&self, dim: usize) -> Option<f32> {
         match self.embedding {
-            EmbeddingScale::One | EmbeddingScale::FromFile => None,
+            EmbeddingScale::One | EmbeddingScale::FromFile | EmbeddingScale::FromFileOr(_) => None,
             EmbeddingScale::SqrtDim => Some((dim as f32).sqrt()),
         }
     }
@@ -49,11 +53,16 @@ impl LlamaLike {
         if self.logits == LogitScale::One {
             return self.refuse_factor(hyper, name).map(|()| None);
         }
-        match hyper.positive(name)?.map(|s| s as f32) {
-            None => Err(hyper.wrong(name, "is missing; the model needs it".into())),
-            Some(scale) if self.logits == LogitScale::DividedBy => Ok(Some(1.0 / scale)),
-            scale => Ok(scale),
-        }
+        let scale = hyper.positive(name)?.map(|s| s as f32);
+        let missing = || hyper.wrong(name, "is missing; the model needs it".into());
+        Ok(Some(match self.logits {
+            LogitScale::DividedByOrWidth(usual) => match scale {
+                None => usual as f32 / hyper.count("embedding_length")? as f32,
+                Some(scale) => 1.0 / scale,
+            },
+            LogitScale::DividedBy => 1.0 / scale.ok_or_else(missing)?,
+            LogitScale::One | LogitScale::Times => scale.ok_or_else(missing)?,
+        }))
     }
 
     /// A cap that the file names, where the member has caps.
@@ -92,8 +101,13 @@ impl LlamaLike {
         hyper: &Hyperparameters<'_>,
     ) -> Result<Option<f32>, ModelError> {
         let name = "residual_scale";
+        let from_file = || Ok(hyper.positive(name)?.map(|s| s as f32));
         match self.residual {
-            ResidualScale::FromFile => Ok(hyper.positive(name)?.map(|s| s as f32)),
+            ResidualScale::FromFile => from_file(),
+            ResidualScale::FromFileOrDepth(usual) => {
+                let depth = hyper.n_layers()? as f32;
+                Ok(from_file()?.or(Some(usual / depth.sqrt())))
+            }
             ResidualScale::One => self.refuse_factor(hyper, name).map(|()| None),
         }
     }

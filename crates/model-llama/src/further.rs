@@ -12,9 +12,9 @@ use crate::family::{
     BIASED_SIGMOID, COHERE2, DEEPSEEK2, GRANITE, PLAIN, QWEN3, SIGMOID, SOFTMAX_OF_CHOSEN, last_of,
 };
 use crate::member::{
-    AttentionForm, Biases, EmbeddingScale, LayerSinks, LayerWindows, LlamaLike, Mixture,
-    MixtureRouting, Mixtures, Positions, QkNormed, QkvClamp, RotatedLayers, Sections, Sight,
-    SubNorms, ValueForm, WindowedRope,
+    AttentionForm, Biases, EmbeddingScale, LayerSinks, LayerWindows, LlamaLike, LogitScale,
+    Mixture, MixtureRouting, Mixtures, Positions, QkNormed, QkvClamp, ResidualScale, RotatedLayers,
+    Sections, Sight, SubNorms, ValueForm, WindowedRope,
 };
 
 /// The weights of a row's experts are their shares of all, which add up to less than 1.
@@ -255,12 +255,16 @@ pub(crate) const MEMBERS: &[LlamaLike] = &[
         sub_norms: SubNorms::BeforeOutputs,
         ..PLAIN
     },
-    // MiniCPM 3, which rotates in halves.
+    // MiniCPM 3, which rotates in halves. llama.cpp's files leave out the factors of the one model
+    // that was published.
     LlamaLike {
         name: "minicpm3",
         attention: AttentionForm::Latents,
         rope: RopeStyle::Neox,
         rotated: RotatedLayers::All,
+        embedding: EmbeddingScale::FromFileOr(12.0),
+        residual: ResidualScale::FromFileOrDepth(1.4),
+        logits: LogitScale::DividedByOrWidth(256),
         ..GRANITE
     },
 ];

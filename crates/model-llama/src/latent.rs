@@ -27,8 +27,8 @@ impl LlamaLike {
         hyper: &Hyperparameters<'_>,
         weights: &dyn WeightSource,
     ) -> Result<LatentAttentionBlock, ModelError> {
-        refuse_undivided(hyper, weights)?;
-        let k_dim = hyper.count("attention.key_length_mla")?;
+        let heads = latent_heads(hyper, weights)?;
+        let k_dim = heads.k_dim;
         let shared_dim = hyper.count("rope.dimension_count")?;
         let Some(plain_dim) = k_dim.checked_sub(shared_dim).filter(|&n| n > 0) else {
             let reason = format!("{shared_dim} rotated values of {k_dim}; some must not rotate");
@@ -39,19 +39,11 @@ impl LlamaLike {
             Some(rank) => Some(rank as usize),
         };
         let rank = hyper.count("attention.kv_lora_rank")?;
-        for (key, wanted) in [
-            ("attention.head_count_kv", 1),
-            ("attention.key_length", rank + shared_dim),
-            ("attention.value_length", rank),
-        ] {
-            if let Some(found) = hyper
-                .optional::<u32>(key)?
-                .filter(|&n| n as usize != wanted)
-            {
-                let reason = format!("{found}; with these latents it must be {wanted}");
-                return Err(hyper.wrong(key, reason));
-            }
-        }
+        let rows = match heads.described {
+            Described::Rows => [1, rank + shared_dim, rank],
+            Described::Heads => [hyper.count("attention.head_count")?, k_dim, heads.v_dim],
+        };
+        check_rows(hyper, rows)?;
         let (rope, stretch) = self.latent_rope(hyper, shared_dim, weights)?;
         let indexer = match self.attention {
             AttentionForm::IndexedLatents { rope: style } => {
@@ -68,7 +60,7 @@ impl LlamaLike {
             n_heads: hyper.count("attention.head_count")?,
             plain_dim,
             shared_dim,
-            v_dim: hyper.count("attention.value_length_mla")?,
+            v_dim: heads.v_dim,
             rank,
             query_rank,
             scale: scale.unwrap_or_else(|| stretch * stretch / (k_dim as f64).sqrt()) as f32,
@@ -163,18 +155,76 @@ fn indexer(
     })
 }
 
-/// Files from before llama.cpp divided the matrix of keys and values in two.
-fn refuse_undivided(
+/// What a file's `attention.head_count_kv`, `attention.key_length` and `attention.value_length`
+/// are about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Described {
+    /// The rows that attention over latents reads.
+    Rows,
+    /// The heads that latents are made into: in files of MiniCPM 3, and in those of DeepSeek from
+    /// before llama.cpp divided the matrix of keys and values in two (April 2025).
+    Heads,
+}
+
+/// Sizes of the heads of a model.
+struct LatentHeadSizes {
+    k_dim: usize,
+    v_dim: usize,
+    described: Described,
+}
+
+fn latent_heads(
     hyper: &Hyperparameters<'_>,
     weights: &dyn WeightSource,
-) -> Result<(), ModelError> {
-    if optional_weight(weights, "blk.0.attn_k_b.weight")?.is_some()
-        || optional_weight(weights, "blk.0.attn_kv_b.weight")?.is_none()
-    {
-        return Ok(());
+) -> Result<LatentHeadSizes, ModelError> {
+    let key = "attention.key_length_mla";
+    if hyper.has(key) {
+        return Ok(LatentHeadSizes {
+            k_dim: hyper.count(key)?,
+            v_dim: hyper.count("attention.value_length_mla")?,
+            described: Described::Rows,
+        });
     }
-    let reason = "is missing: the file has the keys and values of all heads in one tensor \
-                  ('attn_kv_b'), as converters wrote it until April 2025. Convert the model again"
-        .to_owned();
-    Err(hyper.wrong("attention.key_length_mla", reason))
+    let n_heads = hyper.count("attention.head_count")?;
+    let described = hyper.optional::<u32>("attention.head_count_kv")?;
+    let values = optional_weight(weights, "blk.0.attn_v_b.weight")?;
+    // One head that all share is a row of latents.
+    if let Some(values) = values.filter(|_| n_heads == 1 || described != Some(1)) {
+        return Ok(LatentHeadSizes {
+            k_dim: hyper.count("attention.key_length")?,
+            v_dim: values.shape.get(1).copied().unwrap_or(0),
+            described: Described::Heads,
+        });
+    }
+    let reason = match optional_weight(weights, "blk.0.attn_kv_b.weight")? {
+        None => "is missing".to_owned(),
+        Some(both) => {
+            format!(
+                "is missing, and 'attn_kv_b' with shape {:?} holds no keys and values of {n_heads} \
+                 heads: convert the model again",
+                both.shape
+            )
+        }
+    };
+    Err(hyper.wrong(key, reason))
+}
+
+/// That the file says nothing else of its rows, or of its heads: their number, and the values of
+/// their keys and values.
+fn check_rows(
+    hyper: &Hyperparameters<'_>,
+    [n_heads, k_dim, v_dim]: [usize; 3],
+) -> Result<(), ModelError> {
+    for (key, wanted) in [
+        ("attention.head_count_kv", n_heads),
+        ("attention.key_length", k_dim),
+        ("attention.value_length", v_dim),
+    ] {
+        let found = hyper.optional::<u32>(key)?;
+        if let Some(found) = found.filter(|&n| n as usize != wanted) {
+            let reason = format!("{found}; with these latents it must be {wanted}");
+            return Err(hyper.wrong(key, reason));
+        }
+    }
+    Ok(())
 }

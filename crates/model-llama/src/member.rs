@@ -404,7 +404,7 @@ pub enum QueryScale {
 }
 
 /// Factor on the embeddings of a model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum EmbeddingScale {
     /// 1.
     #[default]
@@ -413,16 +413,21 @@ pub enum EmbeddingScale {
     SqrtDim,
     /// The file's value (Granite).
     FromFile,
+    /// The file's value, or this one where the file has none (MiniCPM 3).
+    FromFileOr(f32),
 }
 
 /// Factor on what the blocks of a model add to the residual.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum ResidualScale {
     /// 1.
     #[default]
     One,
     /// The file's value (Granite).
     FromFile,
+    /// The file's value, or this number over the square root of the number of layers where the file
+    /// has none (MiniCPM 3).
+    FromFileOrDepth(f32),
 }
 
 /// The rows that the blocks of a model add to.
@@ -445,6 +450,8 @@ pub enum LogitScale {
     Times,
     /// The file's value, as a divisor (Granite).
     DividedBy,
+    /// The same, or the width over this one where the file has none (MiniCPM 3).
+    DividedByOrWidth(u32),
 }
 
 /// The soft caps of a model's scores and logits.

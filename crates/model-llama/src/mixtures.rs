@@ -45,7 +45,7 @@ impl LlamaLike {
             Mixtures::Always(mixture) | Mixtures::Allowed(mixture) => mixture.shared,
             Mixtures::WithDense(_) | Mixtures::None => SharedShare::Whole,
         };
-        let Some(experts) = self.experts(hyper)? else {
+        let Some(experts) = self.experts(hyper, weights)? else {
             let blocks = (0..n_layers).map(|layer| dense(layer).map(FeedForward::Dense));
             return blocks.collect();
         };
@@ -126,7 +126,11 @@ impl LlamaLike {
     }
 
     /// The mixture that the file describes, or `None` where it has no experts.
-    fn experts(&self, hyper: &Hyperparameters<'_>) -> Result<Option<ExpertsBlock>, ModelError> {
+    fn experts(
+        &self,
+        hyper: &Hyperparameters<'_>,
+        weights: &dyn WeightSource,
+    ) -> Result<Option<ExpertsBlock>, ModelError> {
         let n_experts = match self.mixtures {
             Mixtures::Always(_) => hyper.count("expert_count")?,
             _ => hyper.optional::<u32>("expert_count")?.unwrap_or(0) as usize,
@@ -159,7 +163,7 @@ impl LlamaLike {
             Some(_) => hyper.count("expert_feed_forward_length")?,
         };
         let route = match hyper.optional::<u32>("expert_gating_func")? {
-            None | Some(0) => route,
+            None | Some(0) => routing.usual_gate(route, weights),
             Some(1) => RouteGate::Softmax,
             Some(2) => RouteGate::Sigmoid,
             Some(other) => {
@@ -280,6 +284,17 @@ fn sparsemixer(
 }
 
 impl MixtureRouting {
+    /// The gate of a file that names none, where the row has `route`. Biases on the choice come with
+    /// sigmoids: files of GLM-4.7 Flash have them without the key.
+    fn usual_gate(self, route: RouteGate, weights: &dyn WeightSource) -> RouteGate {
+        let is_bias = |name: &String| name.ends_with(".exp_probs_b.bias");
+        if self == Self::BiasedAfterSigmoid && weights.names().iter().any(is_bias) {
+            RouteGate::Sigmoid
+        } else {
+            route
+        }
+    }
+
     /// The values by which experts are chosen, where `gate` makes weights of logits.
     fn choice(self, gate: RouteGate) -> ExpertChoice {
         match (self, gate) {

@@ -6,7 +6,6 @@ use crate::common::CASES;
 use kv_core::KvType;
 use kv_core::layers::LayerMemory;
 use kv_graph::Op;
-use kv_graph::weights::MemoryWeights;
 use model_core::gguf::Metadata;
 use model_tests::checks::{ONE, TOLERANCE};
 use model_tests::{Case, Runner, Setup, candle, cpu, refusal, remove_key};
@@ -139,32 +138,6 @@ fn sizes_that_do_not_fit_are_refused_by_their_key() {
         let error = error("deepseek_v3", |metadata| remove_key(metadata, &key));
         assert!(error.contains(&key), "{error}");
     }
-}
-
-#[test]
-fn files_with_all_keys_and_values_in_one_tensor_are_told_from_others() {
-    let case = case("deepseek_v3");
-    let (weights, mut metadata) = case.open();
-    let mut old = MemoryWeights::new();
-    for name in weights.names() {
-        if !name.contains("attn_k_b") && !name.contains("attn_v_b") {
-            old.insert(weights.require(&name).unwrap());
-        }
-    }
-    old.insert_f32("blk.0.attn_kv_b.weight", &[154, 20], &[0.0; 3080])
-        .unwrap();
-    for key in ["key_length_mla", "value_length_mla"] {
-        remove_key(&mut metadata, &format!("deepseek2.attention.{key}"));
-    }
-    let error = case
-        .registry()
-        .model(&metadata, &old)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("attn_kv_b") && error.contains("Convert"),
-        "{error}"
-    );
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Tests of the models, as one: a test program takes longer to link than most tests to run.
 
 mod common;
+mod converted;
 mod gemma3;
 mod graphs;
 mod heads;

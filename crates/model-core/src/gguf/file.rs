@@ -10,6 +10,7 @@ use kv_graph::weights::{
 };
 
 use super::header::Header;
+use super::latents::{self, LatentHeads, LatentPart};
 use super::metadata::Metadata;
 use super::split::{Split, other_parts};
 use super::tensor::{TensorInfo, TensorType};
@@ -172,8 +173,36 @@ impl GgufFile {
     /// [`WeightError::Missing`], or [`WeightError::UnsupportedFormat`] with the name or number of
     /// a tensor type that cannot be read.
     pub fn weight(&self, name: &str) -> Result<Weight, WeightError> {
+        if let Some((tensor, heads, part)) = self.part_of_latents(name) {
+            let whole = self.described(&tensor.name)?;
+            let missing = || WeightError::Missing {
+                name: name.to_owned(),
+            };
+            let info = heads.describe(part, &whole).ok_or_else(missing)?;
+            let bytes = heads.bytes(part, &whole, &self.bytes_of(tensor)?);
+            return Weight::new(name, info.shape, info.format, bytes.ok_or_else(missing)?);
+        }
         let (tensor, format) = self.readable(name)?;
         Weight::new(name, computed_shape(tensor), format, self.bytes_of(tensor)?)
+    }
+
+    /// The tensor that holds the one of this name together with another: a matrix of latent
+    /// attention that the file does not have by itself.
+    fn part_of_latents(&self, name: &str) -> Option<(&TensorInfo, LatentHeads, LatentPart)> {
+        let (whole, part) = latents::whole_of(name)?;
+        let whole = self
+            .tensor(&whole)
+            .filter(|_| self.tensor(name).is_none())?;
+        let heads = LatentHeads::of(&self.metadata)?;
+        heads.fit(&whole.shape).then_some((whole, heads, part))
+    }
+
+    fn described(&self, name: &str) -> Result<WeightInfo, WeightError> {
+        let (tensor, format) = self.readable(name)?;
+        Ok(WeightInfo {
+            shape: computed_shape(tensor),
+            format,
+        })
     }
 
     fn bytes_of(&self, tensor: &TensorInfo) -> Result<SharedBytes, WeightError> {
@@ -211,6 +240,7 @@ impl GgufFile {
             metadata,
             tensors,
         } = header;
+        let tensors: Vec<_> = tensors.into_iter().map(usually_named).collect();
         let names = tensors.iter().map(|tensor| tensor.name.clone());
         let by_name = names.zip(0..).collect();
         Self {
@@ -270,6 +300,16 @@ impl GgufFile {
     }
 }
 
+/// A tensor by the name that most converters give it. That of Hunyuan 3 leaves out that the biases
+/// on the choice of experts are biases.
+fn usually_named(tensor: TensorInfo) -> TensorInfo {
+    if tensor.name.ends_with(".exp_probs_b") {
+        let name = format!("{}.bias", tensor.name);
+        return TensorInfo { name, ..tensor };
+    }
+    tensor
+}
+
 /// The shape that graphs want of a tensor. An outermost dimension of 1 means nothing in GGUF, and
 /// converters write or leave it out: biases on the choice of experts are vectors, the router of a
 /// shared expert is a matrix.
@@ -301,10 +341,14 @@ impl WeightSource for GgufFile {
     }
 
     fn names(&self) -> Vec<String> {
-        self.tensors
-            .iter()
-            .map(|tensor| tensor.name.clone())
-            .collect()
+        let names = self.tensors.iter().flat_map(|tensor| {
+            let parts = latents::parts_of(&tensor.name).filter(|parts| {
+                let mut parts = parts.iter();
+                parts.all(|part| self.part_of_latents(part).is_some())
+            });
+            parts.map_or_else(|| vec![tensor.name.clone()], Vec::from)
+        });
+        names.collect()
     }
 
     fn require(&self, name: &str) -> Result<Weight, WeightError> {
@@ -312,11 +356,15 @@ impl WeightSource for GgufFile {
     }
 
     fn describe(&self, name: &str) -> Result<WeightInfo, WeightError> {
-        let (tensor, format) = self.readable(name)?;
-        Ok(WeightInfo {
-            shape: computed_shape(tensor),
-            format,
-        })
+        match self.part_of_latents(name) {
+            None => self.described(name),
+            Some((whole, heads, part)) => {
+                let part = heads.describe(part, &self.described(&whole.name)?);
+                part.ok_or_else(|| WeightError::Missing {
+                    name: name.to_owned(),
+                })
+            }
+        }
     }
 
     fn check(&self) -> Result<(), SourceChanged> {

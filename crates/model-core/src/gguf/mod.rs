@@ -12,6 +12,7 @@
 
 mod file;
 mod header;
+mod latents;
 mod metadata;
 mod reader;
 mod split;

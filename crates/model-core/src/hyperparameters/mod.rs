@@ -14,7 +14,7 @@ pub use activation::{ACTIVATION, activation_named, activation_names};
 
 use crate::blocks::{AttentionBlock, OUTPUT, TOKEN_EMBEDDING};
 use crate::error::ModelError;
-use crate::gguf::{FromValue, Metadata, Value};
+use crate::gguf::{Array, FromValue, Metadata, Value};
 
 /// More layers than any model has; a larger count is a broken file.
 const MAX_LAYERS: usize = 4096;
@@ -123,9 +123,20 @@ impl<'a> Hyperparameters<'a> {
         self.metadata.value(&self.key(name))
     }
 
-    /// One truth value a layer.
+    /// One truth value a layer, which some converters write as 0 or 1.
     pub(crate) fn flags(&self, name: &str, n_layers: usize) -> Result<Vec<bool>, ModelError> {
-        Ok(self.metadata.per_layer(&self.key(name), n_layers)?)
+        if !matches!(
+            self.value(name),
+            Some(Value::Array(Array::I32(_) | Array::U32(_)))
+        ) {
+            return Ok(self.metadata.per_layer(&self.key(name), n_layers)?);
+        }
+        let numbers = self.numbers(name, n_layers)?.into_iter();
+        let flag = |number| match number {
+            0 | 1 => Ok(number == 1),
+            _ => Err(self.wrong(name, format!("{number} is neither 0 nor 1"))),
+        };
+        numbers.map(flag).collect()
     }
 
     /// One truth value a layer, which may be absent.
