@@ -8,11 +8,14 @@
 //! for references to say. Knows no class of models.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
+use std::sync::Arc;
 
 use kv_graph::GraphShape;
 use kv_graph::weights::WeightSource;
 use model_core::architecture::{Model, Registry};
 use model_core::directory::HfDirectory;
+use model_core::head_file::HeadFile;
 use serde_json::{Map, Value, json};
 
 use crate::Recipe;
@@ -37,6 +40,27 @@ pub struct SettingsCheck<'a> {
     pub stated: &'a [StatedDefault],
     /// Settings that say which class a model is of: without them it is of another, or of none.
     pub choices: &'a [&'a str],
+    /// The model that the recipes are heads for, where they are no models of their own.
+    pub heads_of: Option<HeadsOf<'a>>,
+}
+
+/// A model that heads in directories of their own draft for.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadsOf<'a> {
+    /// The model.
+    pub model: &'a HfDirectory,
+    /// The folder where a head's directory is written.
+    pub folder: &'a Path,
+}
+
+/// A recipe's directory, or a head's with the model that it drafts for.
+struct Opened {
+    architecture: String,
+    model: Arc<dyn Model>,
+    /// The recipe's own.
+    weights: Arc<dyn WeightSource>,
+    /// What else the head does.
+    head: String,
 }
 
 /// The default of a setting, with where it is from next to it.
@@ -128,7 +152,7 @@ impl SettingsCheck<'_> {
     /// The faults of a recipe's settings, a line for each.
     fn faults(&self, recipe: &Recipe) -> Vec<String> {
         let sound = self
-            .directory(recipe)
+            .opened(recipe)
             .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()));
         let paths = paths(recipe.config());
         let faults = paths.iter().flat_map(|path| {
@@ -141,18 +165,50 @@ impl SettingsCheck<'_> {
         faults.collect()
     }
 
-    fn directory(&self, recipe: &Recipe) -> Result<HfDirectory, String> {
-        recipe
-            .directory(self.registry)
-            .map_err(|error| error.to_string())
+    fn opened(&self, recipe: &Recipe) -> Result<Opened, String> {
+        match self.heads_of {
+            None => self.directory(recipe),
+            Some(of) => self.head(recipe, of),
+        }
     }
 
-    fn computed(directory: &HfDirectory) -> ModelResult {
+    fn directory(&self, recipe: &Recipe) -> Result<Opened, String> {
+        let directory = recipe.directory(self.registry);
+        let directory = directory.map_err(|error| error.to_string())?;
+        Ok(Opened {
+            architecture: directory.model().architecture().to_owned(),
+            model: Arc::clone(directory.model()),
+            weights: Arc::clone(directory.weights()) as Arc<dyn WeightSource>,
+            head: String::new(),
+        })
+    }
+
+    fn head(&self, recipe: &Recipe, of: HeadsOf<'_>) -> Result<Opened, String> {
+        let own = recipe.translated(self.registry);
+        let (_, weights) = own.map_err(|error| error.to_string())?.into_parts();
+        recipe.expand(of.folder);
+        let file = HeadFile::open(of.folder, self.registry);
+        let file = file.map_err(|error| error.to_string())?;
+        let file = file.ok_or("no head")?;
+        let architecture: &str = file.metadata().get("general.architecture").unwrap();
+        let model = Arc::clone(of.model.weights());
+        let joined = file.join(&**of.model.model(), model, self.registry);
+        let joined = joined.map_err(|error| format!("{}: {error}", file.label()))?;
+        let model = joined.model.draft_head().ok_or("no head")?;
+        Ok(Opened {
+            architecture: architecture.to_owned(),
+            head: format!("{:?}", model.head_reading()),
+            model,
+            weights: Arc::new(weights),
+        })
+    }
+
+    fn computed(directory: &Opened) -> ModelResult {
         let shape = GraphShape {
             n_tokens: 3,
             n_outputs: 1,
         };
-        let model = directory.model();
+        let model = &directory.model;
         let text = |model: &dyn Model| model.graph(shape).map(|graph| graph.text().to_string());
         // Some settings count in long contexts alone: longer than the 16, 256 or 512 tokens of
         // recipes.
@@ -163,12 +219,12 @@ impl SettingsCheck<'_> {
         let source = source.map(|encoder| (encoder.start, text(&*encoder.model)));
         ModelResult {
             context_length: model.context_length(),
-            graph: format!("{graphs:?} {source:?}"),
+            graph: format!("{graphs:?} {source:?} {}", directory.head),
         }
     }
 
-    fn digest(directory: &HfDirectory) -> u64 {
-        let weights = directory.weights();
+    fn digest(directory: &Opened) -> u64 {
+        let weights = &directory.weights;
         let mut hasher = DefaultHasher::new();
         for name in weights.names() {
             let weight = weights.get(&name);
@@ -200,14 +256,14 @@ impl SettingsCheck<'_> {
             || error.contains("tensor '")
     }
 
-    fn changed_fault(&self, recipe: &Recipe, sound: &HfDirectory, path: &str) -> Option<String> {
+    fn changed_fault(&self, recipe: &Recipe, sound: &Opened, path: &str) -> Option<String> {
         let (mut other, mut shown) = (recipe.clone(), Value::Null);
         other = other.with_config(|config| {
             let (object, key) = place(config, path);
             shown = changed(&object[key]);
             object.insert(key.to_owned(), shown.clone());
         });
-        let fault = match self.directory(&other) {
+        let fault = match self.opened(&other) {
             Ok(_) if self.has_no_part(recipe, path) => return None,
             Ok(_) if shown == NOT_AN_OBJECT => Some("is taken".to_owned()),
             Ok(same) => {
@@ -215,24 +271,22 @@ impl SettingsCheck<'_> {
                     && Self::digest(&same) == Self::digest(sound);
                 is_same.then(|| "changes nothing".to_owned())
             }
-            Err(error) => {
-                (!self.is_named(&error, path, sound.model().architecture())).then_some(error)
-            }
+            Err(error) => (!self.is_named(&error, path, &sound.architecture)).then_some(error),
         };
         fault.map(|fault| format!("{}: '{path}' as {shown}: {fault}", recipe.name()))
     }
 
     /// What is left out is missed; or the model is the one with the class's default in its place.
-    fn missing_fault(&self, recipe: &Recipe, sound: &HfDirectory, path: &str) -> Option<String> {
+    fn missing_fault(&self, recipe: &Recipe, sound: &Opened, path: &str) -> Option<String> {
         let other = recipe.clone().with_config(|config| {
             let (object, key) = place(config, path);
             object.remove(key);
         });
-        let fault = match self.directory(&other) {
+        let fault = match self.opened(&other) {
             Ok(found) => self.default_fault(recipe, sound, path, &found)?,
             // A class may have another name for it.
             Err(error) => {
-                let is_missed = self.is_named(&error, path, sound.model().architecture())
+                let is_missed = self.is_named(&error, path, &sound.architecture)
                     || error.contains("' is missing (");
                 (!is_missed).then_some(error)?
             }
@@ -244,11 +298,11 @@ impl SettingsCheck<'_> {
     fn default_fault(
         &self,
         recipe: &Recipe,
-        sound: &HfDirectory,
+        sound: &Opened,
         path: &str,
-        found: &HfDirectory,
+        found: &Opened,
     ) -> Option<String> {
-        let is_same = |wanted: &HfDirectory| {
+        let is_same = |wanted: &Opened| {
             Self::computed(found) == Self::computed(wanted)
                 && Self::digest(found) == Self::digest(wanted)
         };
@@ -260,7 +314,7 @@ impl SettingsCheck<'_> {
             Default::Changed(change) => {
                 let shown = Value::from(change.clone());
                 let stated = recipe.clone().with_config(|config| set(config, &change));
-                match self.directory(&stated) {
+                match self.opened(&stated) {
                     Ok(stated) if is_same(&stated) => None,
                     Ok(_) => Some(format!("another model than with {shown}")),
                     Err(error) => Some(format!("a model, but with {shown}: {error}")),

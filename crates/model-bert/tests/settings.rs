@@ -104,6 +104,7 @@ fn a_setting_is_understood_refused_or_without_effect() {
         without_effect_in: WITHOUT_EFFECT_IN,
         stated: STATED,
         choices: CHOICES,
+        heads_of: None,
     };
     check.check(
         [data(""), fixture("seq2seq")]

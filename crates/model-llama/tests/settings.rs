@@ -4,8 +4,8 @@
 
 use crate::common::{CASES, IMAGE_CASES};
 use model_tests::defaults::Defaults;
-use model_tests::settings::{SettingsCheck, StatedDefault};
-use model_tests::{Recipe, Source, fixture};
+use model_tests::settings::{HeadsOf, SettingsCheck, StatedDefault};
+use model_tests::{Case, Recipe, Source, fixture};
 
 /// Settings of training, libraries, tokenizers and heads other than that of tokens.
 const WITHOUT_EFFECT: &[&str] = &[
@@ -64,6 +64,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "emb_pdrop",
     "embd_pdrop",
     "embed_dropout",
+    "embedding_initializer_range",
     "embedding_dropout",
     "eod_token_id",
     "eos_token_id",
@@ -234,6 +235,18 @@ const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
     ("dbrx", "ffn_config.moe_loss_weight"),
 ];
 
+/// The same of heads.
+const WITHOUT_EFFECT_IN_HEADS: &[(&str, &str)] = &[
+    ("gemma4_assistant", "attention_k_eq_v"), // values are the model's
+    ("gemma4_assistant_ordered", "attention_k_eq_v"),
+    ("gemma4_assistant", "final_logit_softcapping"), // transformers has no cap there
+    ("gemma4_assistant_ordered", "final_logit_softcapping"),
+    ("gemma4_assistant", "max_position_embeddings"), // the model's context counts
+    ("gemma4_assistant_ordered", "max_position_embeddings"),
+    ("gemma4_assistant", "centroid_intermediate_top_k"), // without use_ordered_embeddings
+    ("gemma4_assistant", "num_centroids"),
+];
+
 /// The defaults of published classes, which transformers does not have.
 const STATED: &[StatedDefault] = &[
     // Published files have the base in attn_config alone.
@@ -274,8 +287,32 @@ fn a_setting_is_understood_refused_or_without_effect() {
         without_effect_in: WITHOUT_EFFECT_IN,
         stated: STATED,
         choices: CHOICES,
+        heads_of: None,
     };
     let cases = CASES.iter().filter(|case| case.source == Source::Recipe);
     let cases = cases.chain(IMAGE_CASES).map(|case| case.generated());
     check.check(cases.chain(Recipe::all_in(&fixture("diffusion"))));
+}
+
+#[test]
+fn a_setting_of_a_head_is_understood_refused_or_without_effect() {
+    let case = Case::named(CASES, "gemma4_e");
+    let registry = case.registry();
+    let model = case.generated().directory(&registry).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let check = SettingsCheck {
+        registry: &registry,
+        defaults: &Defaults::open(),
+        without_effect: WITHOUT_EFFECT,
+        tensors_say: TENSORS_SAY,
+        without_effect_in: WITHOUT_EFFECT_IN_HEADS,
+        stated: &[],
+        choices: CHOICES,
+        heads_of: Some(HeadsOf {
+            model: &model,
+            folder: folder.path(),
+        }),
+    };
+    let heads = ["gemma4_assistant", "gemma4_assistant_ordered"];
+    check.check(heads.map(|head| Recipe::open(&fixture("heads").join(head))));
 }

@@ -150,6 +150,7 @@ fn a_setting_is_understood_refused_or_without_effect() {
         without_effect_in: WITHOUT_EFFECT_IN,
         stated: STATED,
         choices: CHOICES,
+        heads_of: None,
     };
     let cases = CASES.iter().chain([&IMAGES]);
     check.check(cases.map(|case| case.generated()));
