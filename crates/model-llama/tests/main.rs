@@ -7,6 +7,7 @@ mod graphs;
 mod heads;
 mod images;
 mod indexer;
+mod kimi;
 mod latents;
 mod logits;
 mod settings;

@@ -15,7 +15,7 @@ use super::keys::EXPERT_KEYS;
 use super::recent::{GLM4_TENSORS, OFF};
 use super::routed::{EXPERT_WIDTH, GLM4_MOE, GLM4_MOE_KEYS};
 use super::tensors::{GATE_AND_UP_IN_COLUMNS, QWEN3_MOE_ROUTER};
-use super::{GEMMA3, LLAMA, LLAMA4, MISTRAL, QWEN2, QWEN3};
+use super::{DEEPSEEK_V3, GEMMA3, LLAMA, LLAMA4, MISTRAL, QWEN2, QWEN3};
 
 /// The classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[
@@ -59,6 +59,17 @@ pub(super) const CLASSES: &[HfClass] = &[
     },
     GLM4V,
     GLM4V_MOE,
+    KIMI_K25,
+    HfClass {
+        // As transformers calls it.
+        name: "Kimi_K25ForConditionalGeneration",
+        ..KIMI_K25
+    },
+    HfClass {
+        name: "KimiVLForConditionalGeneration",
+        other_parts: TOWER_AND_PROJECTOR,
+        ..KIMI_K25
+    },
     QWEN3_VL,
     HfClass {
         name: "Qwen3VLMoeForConditionalGeneration",
@@ -108,6 +119,20 @@ const QWEN3_VL: HfClass = HfClass {
     other_parts: VISION,
     defaults: &[("head_dim", 128), ("rope_theta", 500_000)],
     ..QWEN3
+};
+
+/// Kimi K2.5 and 2.6, and with another projector Kimi-VL (arXiv 2504.07491): DeepSeek V3's text.
+const KIMI_K25: HfClass = HfClass {
+    name: "KimiK25ForConditionalGeneration",
+    section: Some("text_config"),
+    text: "language_model.",
+    other_parts: &[
+        "vision_tower.",
+        "mm_projector.",
+        "model.vision_tower.",
+        "model.mm_projector.",
+    ],
+    ..DEEPSEEK_V3
 };
 
 /// GLM-4.1V (arXiv 2507.01006).
