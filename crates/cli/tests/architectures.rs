@@ -298,9 +298,9 @@ const ROWS: &[Row] = &[
     row("glm4", "GLM-4, GLM-4.1V", "none", &["glm4"]),
     row(
         "glm4moe",
-        "GLM-4.5, GLM-4.5V, GLM-4.6",
+        "GLM-4.5, GLM-4.5V, GLM-4.6; Solar Open",
         "none",
-        &["glm4_moe"],
+        &["glm4_moe", "solar_open"],
     ),
     row(
         "ernie4_5",
@@ -359,7 +359,7 @@ const ROWS: &[Row] = &[
     ),
     row("gptj", "GPT-J", "none", &["gptj"]),
     row("codegen", "CodeGen", "none", &["codegen"]),
-    row("opt", "OPT", "none", &["opt"]),
+    row("opt", "OPT", "none", &["opt", "opt_350m"]),
     row("gptneox", "GPT-NeoX, Pythia", "none", &["gpt_neox"]),
     row(
         "falcon",
@@ -371,7 +371,7 @@ const ROWS: &[Row] = &[
     row("mpt", "MPT", "none", &["mpt"]),
     row(
         "deepseek2",
-        "DeepSeek V2, V2-Lite, V3, R1; GLM-4.7 Flash",
+        "DeepSeek V2, V2-Lite, V3, R1; GLM-4.7 Flash; Youtu-LLM; Kimi K2.5 and Kimi-VL (text)",
         "none",
         &[
             "deepseek_v2",
@@ -379,6 +379,7 @@ const ROWS: &[Row] = &[
             "deepseek_v3",
             "deepseek_v3_noqlora",
             "glm4_moe_lite",
+            "youtu",
         ],
     ),
     row("mistral4", "Mistral 4", "none", &["mistral4"]),

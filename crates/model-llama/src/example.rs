@@ -98,6 +98,7 @@ impl LlamaLike {
         let decoder = Decoder {
             vocab: 128_256,
             dim,
+            embedding_dim: None,
             norm: self.norm(norm_eps),
             per_layer_inputs: (self.per_layer != PerLayer::Nothing).then(|| PerLayerInputs {
                 vocab: 128_256,
@@ -120,18 +121,7 @@ impl LlamaLike {
             },
             feed_forward_norm: self.feed_forward_norm,
             last_norm: LastNorm::Output,
-            multipliers: Multipliers {
-                embedding: match self.embedding {
-                    EmbeddingScale::FromFile | EmbeddingScale::FromFileOr(_) => Some(12.0),
-                    _ => self.own_embedding_scale(dim),
-                },
-                residual: (self.residual != ResidualScale::One).then_some(0.22),
-                logits: match self.logits {
-                    LogitScale::One => None,
-                    LogitScale::Times => Some(0.25),
-                    LogitScale::DividedBy | LogitScale::DividedByOrWidth(_) => Some(0.125),
-                },
-            },
+            multipliers: self.typical_multipliers(dim),
             output_weight: TOKEN_EMBEDDING.to_owned(),
             output_bias: None,
             logit_cap: (self.soft_caps != SoftCaps::None).then_some(30.0),
@@ -140,6 +130,22 @@ impl LlamaLike {
             draft_head: None,
         };
         DecoderModel::new(self.name, decoder, 8192)
+    }
+
+    /// Factors of the usual size.
+    fn typical_multipliers(&self, dim: usize) -> Multipliers {
+        Multipliers {
+            embedding: match self.embedding {
+                EmbeddingScale::FromFile | EmbeddingScale::FromFileOr(_) => Some(12.0),
+                _ => self.own_embedding_scale(dim),
+            },
+            residual: (self.residual != ResidualScale::One).then_some(0.22),
+            logits: match self.logits {
+                LogitScale::One => None,
+                LogitScale::Times => Some(0.25),
+                LogitScale::DividedBy | LogitScale::DividedByOrWidth(_) => Some(0.125),
+            },
+        }
     }
 
     /// The attention that both layers share.

@@ -550,6 +550,7 @@ const MEMBERS: &[LlamaLike] = &[
     },
     LlamaLike {
         name: "opt",
+        residual_rows: ResidualRows::SumsNormedIfNamed,
         qkv: QkvWeights::Separate,
         activation: Activation::Relu,
         ..GPT2

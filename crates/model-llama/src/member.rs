@@ -438,6 +438,8 @@ pub enum ResidualRows {
     BeforeNorms,
     /// Those behind their norms, where the file says so (BLOOM).
     NormedIfNamed,
+    /// The same, where the file says that norms are behind the sums (OPT-350m).
+    SumsNormedIfNamed,
 }
 
 /// Factor on the logits of a model.

@@ -284,8 +284,8 @@ fn sparsemixer(
 }
 
 impl MixtureRouting {
-    /// The gate of a file that names none, where the row has `route`. Biases on the choice come with
-    /// sigmoids: files of GLM-4.7 Flash have them without the key.
+    /// The gate of a file that names none, where the row has `route`. Biases on the choice come
+    /// with sigmoids: files of GLM-4.7 Flash have them without the key.
     fn usual_gate(self, route: RouteGate, weights: &dyn WeightSource) -> RouteGate {
         let is_bias = |name: &String| name.ends_with(".exp_probs_b.bias");
         if self == Self::BiasedAfterSigmoid && weights.names().iter().any(is_bias) {

@@ -30,6 +30,12 @@ pub(crate) const SHIFTED_LOGITS: &str = "diffusion.shift_logits";
 /// Key of models that may add to rows behind their norms: whether this one does.
 pub(crate) const NORMED_RESIDUAL: &str = "residual_behind_norms";
 
+/// Key of models that may norm the sums of their blocks and rows: whether this one does.
+pub(crate) const NORMED_SUMS: &str = "norms_behind_sums";
+
+/// Key of the width of embeddings, where it is not that of rows.
+pub(crate) const EMBEDDING_WIDTH: &str = "input_embedding_length";
+
 impl LlamaLike {
     /// The first layers behind which something is added to given rows.
     fn deep_rows(&self, hyper: &Hyperparameters<'_>, n_layers: usize) -> Result<usize, ModelError> {
@@ -108,17 +114,24 @@ impl LlamaLike {
 
     /// The rows that the blocks of this file's layers add to.
     fn residual_rows(&self, hyper: &Hyperparameters<'_>) -> Result<Residual, ModelError> {
-        let named = hyper.optional::<bool>(NORMED_RESIDUAL)? == Some(true);
-        match self.residual_rows {
-            ResidualRows::NormedIfNamed if named => Ok(Residual::Normed {
+        let named = |key: &str| Ok::<_, ModelError>(hyper.optional::<bool>(key)? == Some(true));
+        let refused = |key: &str| {
+            let reason = format!("true is not possible: {} has no such layers", self.name);
+            Err(hyper.wrong(key, reason))
+        };
+        match (named(NORMED_RESIDUAL)?, named(NORMED_SUMS)?) {
+            (false, false) => Ok(Residual::Rows),
+            (true, _) if self.residual_rows != ResidualRows::NormedIfNamed => {
+                refused(NORMED_RESIDUAL)
+            }
+            (_, true) if self.residual_rows != ResidualRows::SumsNormedIfNamed => {
+                refused(NORMED_SUMS)
+            }
+            (true, _) => Ok(Residual::Normed {
                 mixer: ResidualFactors::NONE,
                 feed_forward: ResidualFactors::NONE,
             }),
-            ResidualRows::BeforeNorms if named => {
-                let reason = format!("true is not possible: {} has no such layers", self.name);
-                Err(hyper.wrong(NORMED_RESIDUAL, reason))
-            }
-            ResidualRows::NormedIfNamed | ResidualRows::BeforeNorms => Ok(Residual::Rows),
+            (false, true) => Ok(Residual::SumsNormed),
         }
     }
 
@@ -248,10 +261,17 @@ impl Architecture for LlamaLike {
         let norm = self.norm(self.shared(&hyper, weights)?.norm_eps);
         let mut layers = self.layers(&hyper, dim, weights)?;
         let output_weight = hyper.output_weight(weights)?;
+        let embedding_dim = hyper.optional::<u32>(EMBEDDING_WIDTH)?;
+        let embedding_dim = embedding_dim.map(|_| hyper.count(EMBEDDING_WIDTH));
+        let embedding_dim = embedding_dim.transpose()?;
+        let norms_sums = layers
+            .iter()
+            .any(|layer| layer.residual == Residual::SumsNormed);
         let draft_head = DraftHead::split_off(&mut layers, &output_weight, &hyper, weights)?;
         let decoder = Decoder {
-            vocab: hyper.vocab(weights, dim)?,
+            vocab: hyper.vocab(weights, embedding_dim.unwrap_or(dim))?,
             dim,
+            embedding_dim,
             norm,
             per_layer_inputs: self.per_layer_inputs(&hyper, weights, norm)?,
             rows: DecoderRows::OfTokens,
@@ -259,7 +279,11 @@ impl Architecture for LlamaLike {
             input: self.decoder_input(weights)?,
             arrangement: self.arrangement(&hyper, weights)?,
             feed_forward_norm: self.feed_forward_norm,
-            last_norm: LastNorm::Output,
+            last_norm: if norms_sums {
+                LastNorm::None
+            } else {
+                LastNorm::Output
+            },
             multipliers: Multipliers {
                 embedding: self.embedding_scale(&hyper, dim)?,
                 residual: self.residual_scale(&hyper)?,

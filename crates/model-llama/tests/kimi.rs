@@ -9,7 +9,8 @@ use serde_json::{Map, json};
 
 use crate::common::CASES;
 
-/// A directory of this class, translated: the recipe's text under other names, and a tower's tensor.
+/// A directory of this class, translated: the recipe's text under other names, and a tensor of a
+/// tower.
 fn translated(
     class: &str,
     recipe: &Recipe,

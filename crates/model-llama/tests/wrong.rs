@@ -120,6 +120,28 @@ fn rows_behind_norms_are_blooms_alone() {
 }
 
 #[test]
+fn norms_behind_sums_are_opts_alone() {
+    let key = "gpt2.norms_behind_sums";
+    let error = error("gpt2", |metadata| drop(metadata.insert(key, true)), "");
+    assert!(error.contains(key), "{error}");
+}
+
+#[test]
+fn widths_of_embeddings_that_do_not_fit_are_named() {
+    let key = "opt.input_embedding_length";
+    let wide = |metadata: &mut Metadata| drop(metadata.insert(key, 33u32));
+    let error = error("opt_350m", wide, "");
+    assert!(
+        error.contains("[160, 33]") && error.contains("[160, 32]"),
+        "{error}"
+    );
+    for tensor in ["token_embd_proj.weight", "output_proj.weight"] {
+        let error = refusal(Case::named(CASES, "opt_350m"), |_| (), tensor);
+        assert!(error.contains(tensor), "{error}");
+    }
+}
+
+#[test]
 fn an_activation_of_another_name_is_refused_with_those_that_are_known() {
     let key = "gpt2.hidden_activation";
     let error = error("gpt2", |metadata| drop(metadata.insert(key, "mish")), "");

@@ -9,7 +9,10 @@ use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::{LayerIdx, PartIdx};
 use kv_graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, RowGain};
 
-use super::{DraftHead, FeedForward, LayerContext, LongRope, Mixer, Norm, PerLayerInputs};
+use super::{
+    DraftHead, FeedForward, LayerContext, LongRope, Mixer, Norm, PerLayerInputs, Residual,
+    ResidualFactors,
+};
 
 /// The arrangement of a layer's norms and of its two blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,51 +44,6 @@ pub struct DecoderLayer {
     pub scale: LayerScale,
     /// The rows that its blocks add to.
     pub residual: Residual,
-}
-
-/// The rows that the blocks of a layer add to.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Residual {
-    /// The rows before their norms, as the decoder arranges them.
-    #[default]
-    Rows,
-    /// The rows behind their norms (MiniMax-Text-01).
-    Normed {
-        /// Factors for the mixer.
-        mixer: ResidualFactors,
-        /// Factors for the feed-forward block.
-        feed_forward: ResidualFactors,
-    },
-}
-
-/// Factors of a sum.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ResidualFactors {
-    /// On the rows that a block adds to.
-    pub residual: f32,
-    /// On what it adds.
-    pub added: f32,
-}
-
-impl ResidualFactors {
-    /// No factors.
-    pub const NONE: Self = Self {
-        residual: 1.0,
-        added: 1.0,
-    };
-
-    /// The sum of `[x, added]`, with the factors that are not 1.
-    fn sum(
-        self,
-        b: &mut GraphBuilder,
-        name: &str,
-        [x, added]: [NodeId; 2],
-    ) -> Result<NodeId, GraphError> {
-        let factor = |factor: f32| (factor != 1.0).then_some(factor);
-        let x = scaled(b, &format!("{name}_residual"), x, factor(self.residual))?;
-        let added = scaled(b, &format!("{name}_added"), added, factor(self.added))?;
-        b.add(name, added, x)
-    }
 }
 
 /// Factor on the rows behind a layer.
@@ -139,6 +97,8 @@ pub enum LastNorm {
     Output,
     /// `token_embd_norm`, though it norms no embeddings (LFM2).
     Embedding,
+    /// There is none.
+    None,
 }
 
 /// The rows that a decoder's graphs take for each token.
@@ -158,6 +118,9 @@ pub struct Decoder {
     pub vocab: usize,
     /// Width of the rows between layers.
     pub dim: usize,
+    /// Width of embeddings, and of the rows that make logits, where it is another: a matrix makes
+    /// one of the other, and another one the other way round (OPT-350m).
+    pub embedding_dim: Option<usize>,
     /// Every norm of rows.
     pub norm: Norm,
     /// The rows that its graphs take for each token.
@@ -196,6 +159,10 @@ pub struct Decoder {
 pub const TOKEN_EMBEDDING: &str = "token_embd.weight";
 /// Name of the learnt rows of positions.
 pub const POSITION_EMBEDDING: &str = "position_embd.weight";
+/// Name of the matrix from embeddings to rows, where these have another width.
+const EMBEDDING_TO_ROWS: &str = "token_embd_proj.weight";
+/// Name of the matrix from rows to what makes logits, where that has another width.
+const ROWS_TO_OUTPUT: &str = "output_proj.weight";
 /// Name of the bias of logits.
 pub const OUTPUT_BIAS: &str = "output.bias";
 /// Name of the output matrix of models that do not reuse the embedding matrix.
@@ -218,7 +185,12 @@ impl Decoder {
 
     /// Values of a row that is given in place of a token.
     pub fn given_dim(&self) -> usize {
-        self.dim * (1 + self.deep_rows)
+        self.row_dim() * (1 + self.deep_rows)
+    }
+
+    /// Width of embeddings, and of the rows that make logits.
+    pub fn row_dim(&self) -> usize {
+        self.embedding_dim.unwrap_or(self.dim)
     }
 
     /// The custom operations of its graphs.
@@ -311,11 +283,7 @@ impl Decoder {
             fused.fuse(b, rows)
         });
         let fused = fused.transpose()?;
-        let weight = match self.last_norm {
-            LastNorm::Output => "output_norm",
-            LastNorm::Embedding => "token_embd_norm",
-        };
-        let rows = self.norm.build(b, "result_norm", x, weight)?;
+        let rows = self.last_rows(b, x)?;
         let for_head = fused.or(self.draft_head.as_ref().map(|_| rows));
         let taken = if passes_all { wanted_rows(b)? } else { None };
         let wanted = match taken {
@@ -323,6 +291,20 @@ impl Decoder {
             None => rows,
         };
         Ok(LastRows { wanted, for_head })
+    }
+
+    /// The rows that make logits, of those behind the last layer.
+    fn last_rows(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
+        let norm = |b: &mut GraphBuilder, weight| self.norm.build(b, "result_norm", x, weight);
+        let rows = match self.last_norm {
+            LastNorm::Output => norm(b, "output_norm")?,
+            LastNorm::Embedding => norm(b, "token_embd_norm")?,
+            LastNorm::None => x,
+        };
+        match self.embedding_dim {
+            None => Ok(rows),
+            Some(dim) => b.linear("result_projected", rows, ROWS_TO_OUTPUT, dim),
+        }
     }
 
     /// The place of the layer of this number, of which all rows pass.
@@ -341,6 +323,16 @@ impl Decoder {
     /// The embeddings of tokens, or rows in place of them, and these whole where they have more
     /// than that.
     fn rows(&self, b: &mut GraphBuilder) -> Result<(NodeId, Option<NodeId>), GraphError> {
+        let (x, deep) = self.embeddings(b)?;
+        let x = match self.embedding_dim {
+            None => x,
+            Some(_) => b.linear("inp_projected", x, EMBEDDING_TO_ROWS, self.dim)?,
+        };
+        Ok((x, deep))
+    }
+
+    /// The same by their own width.
+    fn embeddings(&self, b: &mut GraphBuilder) -> Result<(NodeId, Option<NodeId>), GraphError> {
         if self.rows == DecoderRows::Given {
             let dim = self.given_dim();
             let given = b.input(Input::Embeddings { dim })?;
@@ -350,7 +342,8 @@ impl Decoder {
             return Ok((b.columns("inp_rows", given, 0..self.dim)?, Some(given)));
         }
         let tokens = b.input(Input::Tokens)?;
-        let x = b.embed("inp_embd", tokens, TOKEN_EMBEDDING, [self.vocab, self.dim])?;
+        let sizes = [self.vocab, self.row_dim()];
+        let x = b.embed("inp_embd", tokens, TOKEN_EMBEDDING, sizes)?;
         Ok((
             scaled(b, "inp_scaled", x, self.multipliers.embedding)?,
             None,
@@ -392,12 +385,13 @@ impl Decoder {
         layer: &DecoderLayer,
         [x, first]: [NodeId; 2],
     ) -> Result<NodeId, GraphError> {
-        if let Residual::Normed {
-            mixer,
-            feed_forward,
-        } = layer.residual
-        {
-            return self.normed_layer(b, at, layer, [mixer, feed_forward], x);
+        match layer.residual {
+            Residual::Rows => {}
+            Residual::Normed {
+                mixer,
+                feed_forward,
+            } => return self.normed_layer(b, at, layer, [mixer, feed_forward], x),
+            Residual::SumsNormed => return self.layer_of_normed_sums(b, at, layer, x),
         }
         let input = layer.mixer.input(b, at, self.norm, [x, first])?;
         let (of_mixer, of_feed_forward) = match self.arrangement {
@@ -450,6 +444,27 @@ impl Decoder {
         let normed = self.norm.build_with(b, "ffn_norm", x, gain)?;
         let fed = feed_forward.build(b, normed, x)?;
         of_feed_forward.sum(b, "l_out", [normed, fed])
+    }
+
+    /// One layer whose sums are normed, and no rows before its blocks.
+    fn layer_of_normed_sums(
+        &self,
+        b: &mut GraphBuilder,
+        at: LayerContext,
+        layer: &DecoderLayer,
+        x: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        let mixed = layer.mixer.build(b, at, x)?;
+        let x = at.take_rows(b, "inpL_rows", x)?;
+        let sum = b.add("attn_sum", mixed, x)?;
+        let x = self.norm.build(b, "attn_norm", sum, "attn_norm")?;
+        let Some(feed_forward) = &layer.feed_forward else {
+            return Ok(x);
+        };
+        let fed = feed_forward.build(b, x, x)?;
+        let sum = b.add("ffn_sum", fed, x)?;
+        self.norm
+            .build_with(b, "l_out", sum, self.feed_forward_norm)
     }
 
     /// The rows that the mixer adds to the residual.

@@ -123,7 +123,8 @@ impl Model for DecoderModel {
     }
 
     fn embedding_dim(&self) -> usize {
-        self.fused().map_or(self.decoder.dim, |fused| fused.dim)
+        self.fused()
+            .map_or(self.decoder.row_dim(), |fused| fused.dim)
     }
 
     fn given_dim(&self) -> usize {

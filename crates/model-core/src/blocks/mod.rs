@@ -26,6 +26,7 @@ mod mixer;
 mod mlstm;
 mod norm;
 mod per_layer_inputs;
+mod residual;
 mod rg_lru;
 mod rows_of;
 mod shared_block;
@@ -48,8 +49,7 @@ pub use attention::{
 pub use attention_output::{OutputGate, OutputName, OutputNorm};
 pub use decoder::{
     Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderRows, LastNorm, LayerScale,
-    Multipliers, OUTPUT, OUTPUT_BIAS, POSITION_EMBEDDING, Residual, ResidualFactors,
-    TOKEN_EMBEDDING,
+    Multipliers, OUTPUT, OUTPUT_BIAS, POSITION_EMBEDDING, TOKEN_EMBEDDING,
 };
 pub use decoder_model::DecoderModel;
 pub use delta_mixer::{DeltaMixerBlock, DeltaRates};
@@ -70,6 +70,7 @@ pub use mixer::Mixer;
 pub use mlstm::MLstmBlock;
 pub use norm::{Norm, NormKind};
 pub use per_layer_inputs::{PER_LAYER_EMBEDDING, PerLayerInputs};
+pub use residual::{Residual, ResidualFactors};
 pub use rg_lru::RgLruBlock;
 pub use rows_of::RowsOf;
 pub use shared_block::SharedBlock;

@@ -1,4 +1,4 @@
-//! [`CLASSES`]: Apertus, BitNet and MiniCPM 3.
+//! [`CLASSES`]: Apertus, BitNet, MiniCPM 3 and Youtu-LLM.
 
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, FixedValue,
@@ -95,6 +95,34 @@ pub(super) const CLASSES: &[HfClass] = &[
             GATED_TENSORS,
         ],
         defaults: &[("q_lora_rank", 768), ("num_key_value_heads", 40)],
+        ..LLAMA
+    },
+    // arXiv 2512.24618: DeepSeek V3's attention, without experts.
+    HfClass {
+        name: "YoutuForCausalLM",
+        architecture: "deepseek2",
+        keys: &[
+            WIDTH_KEYS,
+            RMS_EPS,
+            &[
+                TRAINED_LENGTH,
+                VOCAB_SIZE,
+                SILU,
+                only("attention_bias", OFF),
+                only("mlp_bias", OFF),
+                only("rope_interleave", ON),
+                Key::With(latents),
+                Key::With(rope),
+            ],
+        ],
+        tensors: &[
+            EMBEDDING_TENSORS,
+            INPUT_NORM,
+            LATENT_ATTENTION,
+            NORM_BEFORE_FFN,
+            GATED_TENSORS,
+        ],
+        defaults: &[("q_lora_rank", 1536), ("num_key_value_heads", 16)],
         ..LLAMA
     },
 ];

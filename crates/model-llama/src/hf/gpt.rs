@@ -25,7 +25,7 @@ use super::gpt_tensors::{
 use super::keys::as_u32;
 use super::recent::{OFF, ON};
 use super::tensors::STARCODER2_NORM_BIASES;
-use crate::read::NORMED_RESIDUAL;
+use crate::read::{EMBEDDING_WIDTH, NORMED_RESIDUAL, NORMED_SUMS};
 
 /// All classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[
@@ -159,7 +159,6 @@ pub(super) const CLASSES: &[HfClass] = &[
             SIZES,
             &[
                 activation("activation_function", &["relu"]),
-                only("do_layer_norm_before", ON),
                 only("enable_bias", ON),
                 only("layer_norm_elementwise_affine", ON),
                 only("_remove_final_layer_norm", OFF),
@@ -435,14 +434,15 @@ fn gpt_neo_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileEr
     Ok(())
 }
 
-/// The epsilon that OPT's configs do not name, and a width that is the embedding's.
+/// The epsilon that OPT's configs do not name, the width of embeddings, and the places of norms.
 fn opt_numbers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let (key, dim) = ("word_embed_proj_dim", config.count("hidden_size")?);
-    if config
-        .optional_count(key)?
-        .is_some_and(|width| width != dim)
-    {
-        return Err(config.wrong(key, format!("{dim}, as 'hidden_size'")));
+    let dim = config.count("hidden_size")?;
+    let width = config.optional_count("word_embed_proj_dim")?;
+    if let Some(width) = width.filter(|&width| width != dim) {
+        keys.set(EMBEDDING_WIDTH, as_u32(width));
+    }
+    if config.optional_flag("do_layer_norm_before")? == Some(false) {
+        keys.set(NORMED_SUMS, true);
     }
     keys.set("attention.layer_norm_epsilon", 1e-5f32);
     Ok(())

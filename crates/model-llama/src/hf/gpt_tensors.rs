@@ -293,6 +293,8 @@ pub(super) const OPT_TENSORS: &[TensorRule] = &[
         "model.decoder.final_layer_norm.weight",
     ),
     same("output_norm.bias", "model.decoder.final_layer_norm.bias"),
+    same("token_embd_proj.weight", "model.decoder.project_in.weight"),
+    same("output_proj.weight", "model.decoder.project_out.weight"),
 ];
 
 pub(super) const OPT_LAYERS: &[TensorRule] = &in_layers(

@@ -17,6 +17,7 @@ mod phimoe;
 mod published;
 mod recent;
 mod routed;
+mod solar;
 mod tensors;
 mod vision;
 
@@ -94,6 +95,7 @@ pub(crate) fn classes() -> impl Iterator<Item = &'static HfClass> {
         .chain(mimo::CLASSES)
         .chain(published::CLASSES)
         .chain(apertus::CLASSES)
+        .chain(solar::CLASSES)
 }
 
 /// From Llama to gpt-oss.

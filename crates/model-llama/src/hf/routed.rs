@@ -226,7 +226,7 @@ const EXAONE_MOE: HfClass = HfClass {
 
 /// The numbers of GGUF's `expert_gating_func`.
 const SOFTMAX: u32 = 1;
-const SIGMOID: u32 = 2;
+pub(super) const SIGMOID: u32 = 2;
 
 /// Sigmoids with biases on the choice, out of the best groups where there are any; the first layers
 /// may be dense.
