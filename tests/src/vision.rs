@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::{Recipe, fixture};
 
 /// The models, and what their templates write for a picture.
-pub const MODELS: [(&str, &str); 19] = [
+pub const MODELS: [(&str, &str); 20] = [
     ("qwen2_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("qwen2_5_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("qwen3_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
@@ -31,6 +31,7 @@ pub const MODELS: [(&str, &str); 19] = [
     ("llama4", "<|image|>"),
     ("gemma4", "<|image|>"),
     ("gemma4_dense", "<|image|>"),
+    ("minicpmv4_6", "<|image_pad|>"),
 ];
 
 /// The tokens behind those of `tokenizers/spm512`, as in `fixtures/vision/make.py`.
@@ -59,6 +60,13 @@ fn own_tokens(name: &str) -> Vec<String> {
             "<|tile_y_separator|>",
         ],
         "gemma4" | "gemma4_dense" => &["<|image>", "<image|>", "<|image|>"],
+        "minicpmv4_6" => &[
+            "</image>",
+            "<slice>",
+            "</slice>",
+            "<image_id>",
+            "</image_id>",
+        ],
         "internvl" => &["<img>", "</img>", "<IMG_CONTEXT>"],
         "smolvlm" => &["<fake_token_around_image>", "<global-img>"],
         "lfm2_vl" => &["<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"],
@@ -89,6 +97,7 @@ pub fn exact_size(name: &str) -> Option<([u32; 2], usize)> {
         "llama4" => Some(([32, 32], 16)),
         "gemma4" | "gemma4_dense" => Some(([48, 36], 12)),
         "smolvlm" => Some(([54, 54], 36)),
+        "minicpmv4_6" => Some(([64, 16], 4)),
         _ => None,
     }
 }

@@ -358,6 +358,20 @@ pub enum PictureError {
     Changed(#[from] SourceChanged),
 }
 
+/// The results of the first pieces of a picture ([`PictureEncoder::encode_piece`]): of whole tiles,
+/// and of the first graphs of the next one. An encoder's own; nothing before the first piece.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PartialPicture {
+    /// Number of tiles that are done.
+    pub n_tiles: usize,
+    /// Their rows, one after the other.
+    pub rows: Vec<f32>,
+    /// Number of graphs of the next tile that are done.
+    pub n_stages: usize,
+    /// What the last of them gave, and what earlier ones gave for a projector.
+    pub results: Vec<Vec<f32>>,
+}
+
 /// Computes the rows of pictures: a tower, on something that computes.
 pub trait PictureEncoder: Send {
     /// The rows of a picture in a prompt, one after the other, each as wide as a decoder's.
@@ -365,6 +379,22 @@ pub trait PictureEncoder: Send {
     /// # Errors
     /// [`PictureError`]; [`BackendError::Cancelled`] where `cancel` is set before.
     fn encode(&mut self, picture: &Picture, cancel: &CancelFlag) -> Result<Vec<f32>, PictureError>;
+
+    /// Computes the next piece of a picture, behind those that have left `partial`, so that other
+    /// work can come between two of them. Gives the rows with the last piece: the same as
+    /// [`PictureEncoder::encode`], which is all that there is where an encoder has no pieces.
+    ///
+    /// # Errors
+    /// As [`PictureEncoder::encode`]. What `partial` holds is of no use then.
+    fn encode_piece(
+        &mut self,
+        picture: &Picture,
+        partial: &mut PartialPicture,
+        cancel: &CancelFlag,
+    ) -> Result<Option<Vec<f32>>, PictureError> {
+        let _nothing = partial;
+        self.encode(picture, cancel).map(Some)
+    }
 }
 
 #[cfg(test)]

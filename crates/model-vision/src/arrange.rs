@@ -12,6 +12,13 @@ use model_core::picture::Tile;
 pub(crate) enum Arrangement {
     /// So many that follow each other become one (Qwen2-VL).
     Joined(usize),
+    /// The same of rows that a merger has made of several each (MiniCPM-V 4.6).
+    JoinedAgain {
+        /// Rows that become one.
+        n: usize,
+        /// Patches of each of them.
+        n_patches: usize,
+    },
     /// Those of squares become one, and those before patches go (CLIP, InternVL, Idefics 3).
     Squares {
         /// Rows of a square.
@@ -31,7 +38,7 @@ impl Arrangement {
     pub(crate) fn width(self, dim: usize) -> usize {
         match self {
             Self::Averaged { .. } => dim,
-            Self::Joined(n) => n * dim,
+            Self::Joined(n) | Self::JoinedAgain { n, .. } => n * dim,
             Self::Squares { side, .. } => side * side * dim,
         }
     }
@@ -41,6 +48,10 @@ impl Arrangement {
         let n = tile.places.len();
         match self {
             Self::Joined(joined) => n / joined.max(1),
+            Self::JoinedAgain {
+                n: joined,
+                n_patches,
+            } => n / (joined * n_patches).max(1),
             Self::Squares { side, n_before } => {
                 let [height, width] = patch_sides(tile, n_before);
                 (height / side.max(1)) * (width / side.max(1))
@@ -56,7 +67,7 @@ impl Arrangement {
     pub(crate) fn apply(self, rows: Vec<f32>, dim: usize, tile: &Tile) -> Vec<f32> {
         let (height, width) = tile.sides();
         let rows = match self {
-            Self::Joined(_) => rows,
+            Self::Joined(_) | Self::JoinedAgain { .. } => rows,
             Self::Squares { side, n_before } => {
                 let rows = rows.get(n_before * dim..).unwrap_or_default();
                 joined(rows, dim, patch_sides(tile, n_before), side)
@@ -181,5 +192,15 @@ mod tests {
         let back = joined.apply(rows, 2, &tile);
         assert_eq!(back[..4], [2.0, 102.0, 3.0, 103.0]);
         assert_eq!(back[8..], [0.0, 100.0, 1.0, 101.0]);
+    }
+
+    #[test]
+    fn rows_that_were_merged_before_are_fewer() {
+        let (tile, _) = tile(4, 4);
+        let (n, n_patches) = (2, 4);
+        let joined = Arrangement::JoinedAgain { n, n_patches };
+        assert_eq!((joined.width(2), joined.n_rows(&tile)), (4, 2));
+        let merged: Vec<f32> = (0..8).map(|value| value as f32).collect();
+        assert_eq!(joined.apply(merged.clone(), 2, &tile), merged);
     }
 }

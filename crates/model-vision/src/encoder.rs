@@ -1,7 +1,8 @@
 //! [`TowerEncoder`]: a tower on a backend.
 //!
-//! Invariant: a tile's rows do not depend on other tiles. A compiled graph is kept for the last few
-//! sizes. Knows no format of pictures.
+//! Pieces of a picture are some layers of one of its tiles, or projectors. Invariant: a tile's rows
+//! do not depend on other tiles, nor on what is computed between its pieces. The graphs that were
+//! used last are kept compiled. Knows no format of pictures.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,21 +18,22 @@ use kv_core::{GridPos, Pos};
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphShape};
 use model_core::architecture::ModelError;
-use model_core::picture::{Picture, PictureEncoder, PictureError, PictureRow, Tile};
+use model_core::picture::{
+    PartialPicture, Picture, PictureEncoder, PictureError, PictureRow, Tile,
+};
 
 use crate::resample::{AxisRows, Resampling};
+use crate::stage::Stage;
 use crate::tower::{LINE_END, POSITIONS, Tower, TowerPositions};
 
-/// Sizes of pictures whose compiled graphs are kept.
-const N_SIZES: usize = 2;
+/// The rows of the compiled graphs that are kept, all together: each has memory for its own.
+const KEPT_ROWS: usize = 1 << 14;
 
-/// The name of a graph of a tower.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Tower,
-    /// The projector of this number.
-    Projector(usize),
-}
+/// The rows of the layers that are computed in one piece, all together, where the host computes.
+const HOST_PIECE_ROWS: usize = 1 << 11;
+
+/// The same where a device computes, from which rows come back slowly.
+const DEVICE_PIECE_ROWS: usize = 1 << 15;
 
 /// The learned rows that come in with patches.
 enum PositionRows {
@@ -66,6 +68,8 @@ pub struct TowerEncoder<B: Backend> {
     positions: PositionRows,
     /// The row behind lines of rows; empty where a tower has none.
     line_end: Vec<f32>,
+    /// See [`HOST_PIECE_ROWS`].
+    piece_rows: usize,
 }
 
 impl<B: Backend> TowerEncoder<B> {
@@ -90,6 +94,11 @@ impl<B: Backend> TowerEncoder<B> {
         let line_end = source.get(LINE_END).map(|row| row.to_f32());
         let line_end = line_end.unwrap_or_default();
         Ok(Self {
+            piece_rows: if backend.prefers_candidates() {
+                DEVICE_PIECE_ROWS
+            } else {
+                HOST_PIECE_ROWS
+            },
             backend,
             tower,
             weights,
@@ -103,24 +112,77 @@ impl<B: Backend> TowerEncoder<B> {
         })
     }
 
-    /// The rows of a tile.
-    fn tile(&mut self, tile: &Tile, cancel: &CancelFlag) -> Result<Vec<f32>, PictureError> {
+    /// The same where at most so many rows of layers are computed in one piece, all together.
+    #[must_use]
+    pub fn with_piece_rows(mut self, n: usize) -> Self {
+        self.piece_rows = n;
+        self
+    }
+
+    /// Computes the next piece of a tile: some of its layers, or the projectors behind the last.
+    fn piece(
+        &mut self,
+        tile: &Tile,
+        partial: &mut PartialPicture,
+        cancel: &CancelFlag,
+    ) -> Result<(), PictureError> {
         let tower = Arc::clone(&self.tower);
-        let rows = match &self.positions {
-            PositionRows::None => None,
-            PositionRows::Square(square, how) => Some(how.rows(square, tower.dim, tile)),
-            PositionRows::OfAxes(axes) => Some(axes.rows(tile)?),
+        let stages = tower.stages(tile.places.len(), self.piece_rows);
+        let Some(&stage) = stages.get(partial.n_stages) else {
+            let rows = std::mem::take(&mut partial.results);
+            let rows = self.projected(tile, rows, cancel)?;
+            partial.rows.extend(rows);
+            partial.n_tiles += 1;
+            partial.n_stages = 0;
+            return Ok(());
         };
-        let given = rows.map(|rows| Tile {
+        let deep = partial.results.split_off(partial.results.len().min(1));
+        let given = match partial.results.pop() {
+            None => self.given(tile)?,
+            Some(patches) => {
+                let n_rows = patches.len() / tower.stage_width(stage).max(1);
+                // Behind a merger rows are no longer those of patches.
+                let tile = Some(tile).filter(|tile| tile.places.len() == n_rows);
+                Tile {
+                    patches,
+                    positions: tile.map_or_else(Vec::new, |tile| tile.positions.clone()),
+                    places: tile.map_or_else(Vec::new, |tile| tile.places.clone()),
+                    order: Vec::new(),
+                }
+            }
+        };
+        let results = self.run(stage, &given, cancel)?;
+        let (rows, new) = results.split_at(results.len().min(1));
+        partial.results = [rows, &deep, new].concat();
+        partial.n_stages += 1;
+        Ok(())
+    }
+
+    /// What comes in for the patches of a tile.
+    fn given(&self, tile: &Tile) -> Result<Tile, PictureError> {
+        let tower = &self.tower;
+        let rows = match &self.positions {
+            PositionRows::None => return Ok(tile.clone()),
+            PositionRows::Square(square, how) => how.rows(square, tower.dim, tile),
+            PositionRows::OfAxes(axes) => axes.rows(tile)?,
+        };
+        Ok(Tile {
             patches: side_by_side(vec![
                 (tile.patches.clone(), tower.patch_len),
                 (rows, tower.dim),
             ]),
             ..tile.clone()
-        });
-        let given = given.as_ref().unwrap_or(tile);
-        let rows = self.run(Stage::Tower, tower.given_len(), given, cancel)?;
-        let width = tower.arrangement.width(tower.dim);
+        })
+    }
+
+    /// The rows of a tile in a prompt, of those behind its last layer and of DeepStack's.
+    fn projected(
+        &mut self,
+        tile: &Tile,
+        rows: Vec<Vec<f32>>,
+        cancel: &CancelFlag,
+    ) -> Result<Vec<f32>, PictureError> {
+        let tower = Arc::clone(&self.tower);
         let mut parts = Vec::with_capacity(rows.len());
         for (number, (steps, rows)) in tower.projectors().zip(rows).enumerate() {
             let merged = Tile {
@@ -130,7 +192,7 @@ impl<B: Backend> TowerEncoder<B> {
             let projected = if steps.is_empty() {
                 merged.patches
             } else {
-                let results = self.run(Stage::Projector(number), width, &merged, cancel)?;
+                let results = self.run(Stage::Projector(number), &merged, cancel)?;
                 results.into_iter().next().unwrap_or_default()
             };
             parts.push((projected, tower.projected_dim(steps)));
@@ -138,15 +200,14 @@ impl<B: Backend> TowerEncoder<B> {
         Ok(side_by_side(parts))
     }
 
-    /// The results of a graph for a tile's values, `width` of which are a row.
+    /// The results of a graph for a tile's values.
     fn run(
         &mut self,
         stage: Stage,
-        width: usize,
         tile: &Tile,
         cancel: &CancelFlag,
     ) -> Result<Vec<Vec<f32>>, PictureError> {
-        let ubatch = ubatch_of(tile, width)?;
+        let ubatch = ubatch_of(tile, self.tower.stage_width(stage))?;
         let n_rows = ubatch.n_tokens() as usize;
         let mut compiled = self.compiled(stage, n_rows)?;
         for window in &mut compiled.windows {
@@ -187,14 +248,13 @@ impl<B: Backend> TowerEncoder<B> {
         {
             return Ok(kept);
         }
-        let n_stages = 1 + self.tower.projectors().count();
-        while self.programs.len() >= N_SIZES * n_stages {
+        let of_kept = |kept: &VecDeque<CompiledStage<_>>| -> usize {
+            kept.iter().map(|kept| kept.n_rows).sum()
+        };
+        while !self.programs.is_empty() && of_kept(&self.programs) + n_rows > KEPT_ROWS {
             self.programs.pop_front();
         }
-        let graph = match stage {
-            Stage::Tower => self.tower.graph(n_rows),
-            Stage::Projector(number) => self.tower.projector_graph(number, n_rows),
-        };
+        let graph = self.tower.stage_graph(stage, n_rows);
         let graph: Graph = graph.map_err(ModelError::Graph)?;
         let windows = graph.batch_windows().map(|window| BatchVisibility {
             window,
@@ -211,12 +271,29 @@ impl<B: Backend> TowerEncoder<B> {
 
 impl<B: Backend> PictureEncoder for TowerEncoder<B> {
     fn encode(&mut self, picture: &Picture, cancel: &CancelFlag) -> Result<Vec<f32>, PictureError> {
-        let mut rows = Vec::new();
-        for tile in picture.tiles() {
-            rows.extend(self.tile(tile, cancel)?);
+        let mut partial = PartialPicture::default();
+        loop {
+            if let Some(rows) = self.encode_piece(picture, &mut partial, cancel)? {
+                return Ok(rows);
+            }
         }
+    }
+
+    fn encode_piece(
+        &mut self,
+        picture: &Picture,
+        partial: &mut PartialPicture,
+        cancel: &CancelFlag,
+    ) -> Result<Option<Vec<f32>>, PictureError> {
+        if let Some(tile) = picture.tiles().get(partial.n_tiles) {
+            self.piece(tile, partial, cancel)?;
+        }
+        if partial.n_tiles < picture.tiles().len() {
+            return Ok(None);
+        }
+        let rows = std::mem::take(&mut partial.rows);
         if picture.layout().is_empty() {
-            return Ok(rows);
+            return Ok(Some(rows));
         }
         let width = self.tower.output_dim();
         let row = |row: &PictureRow| match *row {
@@ -226,7 +303,8 @@ impl<B: Backend> PictureEncoder for TowerEncoder<B> {
                 rows.get(start..start + width).unwrap_or_default()
             }
         };
-        Ok(picture.layout().iter().flat_map(row).copied().collect())
+        let rows = picture.layout().iter().flat_map(row);
+        Ok(Some(rows.copied().collect()))
     }
 }
 

@@ -24,6 +24,9 @@ pub(crate) enum TowerKind {
     /// The same, resampled to the shape of each picture (SigLIP 2, Tschannen et al., arXiv
     /// 2502.14786).
     SigLip2,
+    /// The same, the nearest ones for the shape of each picture, with a merger between two layers
+    /// (MiniCPM-V 4.6).
+    MiniCpm,
     /// Learned positions behind a row of its own, a norm at the beginning (CLIP, Radford et al.,
     /// arXiv 2103.00020).
     Clip,
@@ -63,6 +66,9 @@ pub(crate) enum ProjectorKind {
     /// Squares become one row, a norm where there is one, and two matrices with GELU between them,
     /// `mm.1` and `mm.2` (LFM2-VL).
     MergedSquares,
+    /// Squares become one row, a norm and two matrices with GELU between them, `mm.up` and
+    /// `mm.down` (MiniCPM-V 4.6).
+    UpDown,
 }
 
 /// The text that stands for a picture in a prompt, around placeholders.
@@ -74,6 +80,21 @@ pub(crate) enum PictureText {
     RowEnds([&'static str; 2]),
     /// One for each tile, which tokens with its row and column name.
     Tiles(TileNames),
+    /// One for the whole, and one for each slice behind it.
+    Slices(SliceNames),
+}
+
+/// The text around the placeholders of the whole and of slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SliceNames {
+    /// Before and behind the number of a picture in its prompt, from 0 on.
+    pub(crate) number: [&'static str; 2],
+    /// Before and behind the whole.
+    pub(crate) whole: [&'static str; 2],
+    /// Before and behind a slice.
+    pub(crate) slice: [&'static str; 2],
+    /// Between rows of slices.
+    pub(crate) row_end: &'static str,
 }
 
 /// The text around the placeholders of tiles.
@@ -107,6 +128,13 @@ const OF_IDEFICS3: TileNames = TileNames {
     whole: "\n<fake_token_around_image><global-img>",
     alone: "<fake_token_around_image><global-img>",
     end: "<fake_token_around_image>",
+};
+
+const OF_MINICPM: SliceNames = SliceNames {
+    number: ["<image_id>", "</image_id>"],
+    whole: ["<image>", "</image>"],
+    slice: ["<slice>", "</slice>"],
+    row_end: "\n",
 };
 
 const OF_LFM2: TileNames = TileNames {
@@ -242,6 +270,15 @@ pub(crate) const FAMILIES: &[Family] = &[
         mark: "<|image|>",
         placeholder: "<|patch|>",
         text: PictureText::Tiles(OF_LLAMA4),
+        sees_itself: false,
+    },
+    Family {
+        name: "minicpmv4_6",
+        tower: TowerKind::MiniCpm,
+        projector: ProjectorKind::UpDown,
+        mark: "<|image_pad|>",
+        placeholder: "<|image_pad|>",
+        text: PictureText::Slices(OF_MINICPM),
         sees_itself: false,
     },
     Family {

@@ -17,6 +17,8 @@ mod read;
 mod reader;
 mod resample;
 mod size;
+mod slices;
+mod stage;
 mod tiles;
 mod tower;
 mod vision;

@@ -11,6 +11,7 @@ use model_core::picture::{PictureError, PictureGrid, PictureRow, Tile};
 
 use crate::pixels::{Filter, Pixels};
 use crate::size::{Size, SmartSize, filled, fitted, shorter_side};
+use crate::slices::Slicing;
 use crate::tiles::{TileGrid, Tiling};
 
 /// The way from pictures to patches.
@@ -112,6 +113,8 @@ pub(crate) enum Shape {
         side: u32,
         class_row: ClassRow,
     },
+    /// The whole, and slices: squares of squares of patches follow each other (MiniCPM-V 4.6).
+    Sliced(Slicing),
 }
 
 /// A picture as a tower takes it.
@@ -179,7 +182,34 @@ impl Preparation {
                     layout: tiling.layout(size, cut.grid, side / self.patch),
                 })
             }
+            Shape::Sliced(slicing) => {
+                let cut = slicing.cut(pixels, self.filter)?;
+                let side = slicing.factor / self.patch;
+                let tiles = cut.parts.iter().map(|part| self.nested(part, side));
+                Ok(PreparedPicture {
+                    tiles: tiles.collect(),
+                    grid: None,
+                    tile_grid: cut.grid,
+                    layout: Vec::new(),
+                })
+            }
         }
+    }
+
+    /// A tile of squares of `side` patches, in each of which squares of two patches follow each
+    /// other.
+    fn nested(&self, pixels: &Pixels, side: u32) -> Tile {
+        let factor = self.patch * side;
+        let [height, width] = [pixels.height, pixels.width].map(|length| length / factor);
+        let outer = squares([height, width]);
+        let inner = outer.flat_map(|square| places_of(square, side / 2));
+        let mut tile = Tile::default();
+        for place in inner.flat_map(|square| places_of(square, 2)) {
+            self.push_patch(pixels, place, &mut tile.patches);
+            tile.places.push(place);
+        }
+        tile.positions = (0..).take(tile.places.len()).collect();
+        tile
     }
 
     /// Patches in reading order, behind the row that is none.
@@ -374,6 +404,25 @@ mod tests {
             [48, 49, 50, 51, 52, 53, 54, 55, 64, 65]
         );
         assert_eq!(tile.places[4], GridPos { y: 0, x: 2 });
+    }
+
+    #[test]
+    fn squares_are_in_squares() {
+        let sliced = preparation(Shape::Sliced(Slicing {
+            side: 16,
+            factor: 8,
+            most: 1,
+        }));
+        // Two squares of 4 x 4 patches.
+        let prepared = sliced.prepare(&pixels(24, 10)).unwrap();
+        let tile = &prepared.tiles[0];
+        assert_eq!(tile.places.len(), 48);
+        let at = |y, x| GridPos { y, x };
+        let first = [at(0, 0), at(0, 1), at(1, 0), at(1, 1), at(0, 2)];
+        assert_eq!(tile.places[..5], first);
+        assert_eq!(tile.places[8..10], [at(2, 0), at(2, 1)]);
+        assert_eq!(tile.places[16], at(0, 4));
+        assert_eq!(tile.positions[47], 47);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use model_core::picture::{
 use sha2::{Digest, Sha256};
 
 use crate::arrange::Arrangement;
-use crate::family::{Family, PictureText, TileNames, TileText};
+use crate::family::{Family, PictureText, SliceNames, TileNames, TileText};
 use crate::pixels::Pixels;
 use crate::prepare::{self, Preparation};
 use crate::tiles::TileGrid;
@@ -74,6 +74,10 @@ impl PictureReader {
                 let runs = prepared.tiles.iter().map(rows_of).collect();
                 (self.named_tiles(names, prepared.tile_grid), runs, grid)
             }
+            (PictureText::Slices(names), grid) => {
+                let runs = prepared.tiles.iter().map(rows_of).collect();
+                (self.named_slices(names, prepared.tile_grid), runs, grid)
+            }
             (PictureText::Around([before, after]), grid) => {
                 let text = format!("{before}{}{after}", self.placeholder.1);
                 (text, vec![n_rows], grid)
@@ -119,6 +123,14 @@ impl PictureReader {
             names.alone
         };
         text + placeholder + names.end
+    }
+
+    /// The text of the whole, and of slices of so many rows and columns behind it.
+    fn named_slices(&self, names: SliceNames, grid: TileGrid) -> String {
+        let part = |[before, behind]: [&str; 2]| format!("{before}{}{behind}", self.placeholder.1);
+        let row = part(names.slice).repeat(grid.columns as usize);
+        let rows = vec![row; grid.rows as usize];
+        part(names.whole) + &rows.join(names.row_end)
     }
 
     fn name_of(&self, prepared: &prepare::PreparedPicture) -> PictureName {
@@ -180,7 +192,11 @@ impl PictureReader {
             let n_runs = pictures.len();
             return Err(PictureError::Places { n_places, n_runs });
         }
-        for (picture, part) in pictures.iter().zip(parts) {
+        for (number, (picture, part)) in pictures.iter().zip(parts).enumerate() {
+            if let PictureText::Slices(names) = self.family.text {
+                let [before, behind] = names.number;
+                out.push_str(&format!("{before}{number}{behind}"));
+            }
             out.push_str(&picture.text);
             out.push_str(part);
         }

@@ -24,6 +24,8 @@ pub(crate) enum Corners {
     Cubic,
     /// The outer edges, with all that lies under a place where the square is larger (SigLIP 2).
     Edges,
+    /// The outer edges before the first places, and the one place under each (MiniCPM-V 4.6).
+    Nearest,
 }
 
 /// A place of the square along one axis, and its part in a patch's row.
@@ -63,6 +65,10 @@ impl Resampling {
         let last = self.side.saturating_sub(1);
         match self.corners {
             Corners::Edges => self.under(at, n),
+            Corners::Nearest => vec![Source {
+                at: (at * self.side / n.max(1)).min(last),
+                part: 1.0,
+            }],
             Corners::Cubic => self.nearest_four(at, n),
             Corners::Middles => {
                 let place = at as f32 * last as f32 / (n.saturating_sub(1).max(1)) as f32;
@@ -211,6 +217,18 @@ mod tests {
             [0.0, 0.5, 1.0, 1.5, 2.0, 20.0, 20.5, 21.0, 21.5, 22.0]
         );
         assert_eq!(resampling.rows(&square, 1, &tile(1, 1)), [0.0]);
+    }
+
+    #[test]
+    fn the_place_under_each_is_taken() {
+        let nearest = Resampling {
+            side: 3,
+            corners: Corners::Nearest,
+        };
+        let square = [0.0, 1.0, 2.0, 10.0, 11.0, 12.0, 20.0, 21.0, 22.0];
+        let rows = nearest.rows(&square, 1, &tile(1, 5));
+        assert_eq!(rows, [0.0, 0.0, 1.0, 1.0, 2.0]);
+        assert_eq!(nearest.rows(&square, 1, &tile(2, 1)), [0.0, 10.0]);
     }
 
     #[test]

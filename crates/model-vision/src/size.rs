@@ -10,7 +10,7 @@ pub(crate) struct Size {
 }
 
 /// The longest side of a picture, in shorter ones, that Qwen's processors take.
-const MAX_RATIO: u32 = 200;
+pub(crate) const MAX_RATIO: u32 = 200;
 
 /// Sizes whose sides are multiples of a factor, and whose pixels are within bounds (Qwen2-VL: Wang
 /// et al., arXiv 2409.12191).

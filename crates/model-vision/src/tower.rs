@@ -1,21 +1,23 @@
 //! [`Tower`]: the graphs of a vision tower: patches to rows, and rows to those of a decoder.
 //!
 //! Patches are embedded by a matrix, get positions, and pass through layers whose rows all see each
-//! other, or those of their window. Between the two graphs rows are merged or moved
-//! ([`Arrangement`]), which no graph does. Invariant: weight names are those of `mmproj` files.
+//! other, or those of their window. Between graphs ([`Stage`](crate::stage::Stage)) rows are merged
+//! or moved ([`Arrangement`]), which no graph does. Invariant: weight names are those of `mmproj` files.
 //! Knows no picture.
+
+use std::ops::Range;
 
 use kv_core::{LayerIdx, PartIdx, Window};
 use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder};
 use kv_graph::{
-    Activation, Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, NormGain,
-    RowGain, TableRow,
+    Activation, Affine, Graph, GraphBuilder, GraphError, Input, NodeId, NormGain, RowGain, TableRow,
 };
 use model_core::blocks::{AttentionBlock, FeedForwardBlock, LayerContext, Norm};
 
 use crate::arrange::Arrangement;
 use crate::clip::ClippedMatrices;
 use crate::resample::Resampling;
+use crate::stage::Merger;
 
 /// The names of weights of the towers and of projectors.
 pub(crate) const PATCH_EMBEDDING: &str = "v.patch_embd.weight";
@@ -148,6 +150,8 @@ pub struct Tower {
     pub(crate) attention: AttentionBlock,
     pub(crate) feed_forward: TowerFeedForward,
     pub(crate) residual: TowerResidual,
+    /// What makes rows fewer between two layers, where something does.
+    pub(crate) merger: Option<Merger>,
     /// The window of each layer.
     pub(crate) windows: Vec<Window>,
     /// The step of rows between tower and projector.
@@ -160,16 +164,44 @@ pub struct Tower {
 }
 
 impl Tower {
-    /// The tower's graph for so many patches: the last rows `[patches, dim]`, and those behind the
-    /// layers that DeepStack uses.
+    /// The graph of some layers: their last rows, and those behind the layers that DeepStack uses.
+    /// The first ones take patches, and the tower's norm is behind the last.
     ///
     /// # Errors
     /// [`GraphError`] where the settings do not fit together.
-    pub fn graph(&self, n_patches: usize) -> Result<Graph, GraphError> {
-        let mut b = GraphBuilder::new(GraphShape {
-            n_tokens: n_patches,
-            n_outputs: n_patches,
-        });
+    pub(crate) fn layers_graph(
+        &self,
+        mut b: GraphBuilder,
+        layers: Range<usize>,
+    ) -> Result<Graph, GraphError> {
+        let mut x = if layers.start == 0 {
+            self.placed_patches(&mut b)?
+        } else {
+            b.input(Input::Embeddings { dim: self.dim })?
+        };
+        let mut deep = Vec::new();
+        let windows = self.windows.get(layers.clone()).unwrap_or_default();
+        for (at, &window) in layers.clone().zip(windows) {
+            let layer = LayerIdx(u32::try_from(at).unwrap_or(u32::MAX));
+            let mut b = b.scope_in("v.", layer);
+            x = self.layer(&mut b, layer, window, x)?;
+            deep.extend(
+                self.deep
+                    .iter()
+                    .filter_map(|rows| (rows.layer == at).then_some(x)),
+            );
+        }
+        if let Some(norm) = self.last_norm
+            && layers.end == self.windows.len()
+        {
+            x = norm.build(&mut b, "post_ln", x, "v.post_ln")?;
+        }
+        let outputs: Vec<NodeId> = std::iter::once(x).chain(deep).collect();
+        self.clipped.applied(b.finish(&outputs)?)
+    }
+
+    /// What comes in for patches, embedded and at their places.
+    fn placed_patches(&self, b: &mut GraphBuilder) -> Result<NodeId, GraphError> {
         let given = b.input(Input::Embeddings {
             dim: self.given_len(),
         })?;
@@ -184,7 +216,7 @@ impl Tower {
         };
         let mut x = b.affine("patch_embd", patches, matrix, self.dim)?;
         if let Some(norm) = self.patch_norm {
-            x = norm.build(&mut b, "norm_embd", x, PATCH_NORM)?;
+            x = norm.build(b, "norm_embd", x, PATCH_NORM)?;
         }
         let rows = match self.positions {
             TowerPositions::None => None,
@@ -200,25 +232,10 @@ impl Tower {
         if let Some(rows) = rows {
             x = b.add("patch_placed", x, rows)?;
         }
-        if let Some(norm) = self.first_norm {
-            x = norm.build(&mut b, "pre_ln", x, "v.pre_ln")?;
+        match self.first_norm {
+            Some(norm) => norm.build(b, "pre_ln", x, "v.pre_ln"),
+            None => Ok(x),
         }
-        let mut deep = Vec::new();
-        for (number, &window) in (0u32..).zip(&self.windows) {
-            let layer = LayerIdx(number);
-            let mut b = b.scope_in("v.", layer);
-            x = self.layer(&mut b, layer, window, x)?;
-            deep.extend(
-                self.deep
-                    .iter()
-                    .filter_map(|rows| (rows.layer == number as usize).then_some(x)),
-            );
-        }
-        if let Some(norm) = self.last_norm {
-            x = norm.build(&mut b, "post_ln", x, "v.post_ln")?;
-        }
-        let outputs: Vec<NodeId> = std::iter::once(x).chain(deep).collect();
-        self.clipped.applied(b.finish(&outputs)?)
     }
 
     /// Values of what comes in for a patch.
@@ -236,7 +253,8 @@ impl Tower {
         std::iter::once(self.projector.as_slice()).chain(deep)
     }
 
-    fn layer(
+    /// Rows with what the attention of a layer adds to them.
+    pub(crate) fn attended(
         &self,
         b: &mut GraphBuilder,
         layer: LayerIdx,
@@ -259,7 +277,17 @@ impl Tower {
         let attended = self
             .residual
             .build(b, ["ls1", "attn_post_norm"], attended)?;
-        let x = b.add("attn_sum", attended, x)?;
+        b.add("attn_sum", attended, x)
+    }
+
+    fn layer(
+        &self,
+        b: &mut GraphBuilder,
+        layer: LayerIdx,
+        window: Window,
+        x: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        let x = self.attended(b, layer, window, x)?;
         let normed = self.norm.build(b, "ln2", x, "ln2")?;
         let fed = match self.feed_forward {
             TowerFeedForward::Block(block) => block.build(b, normed)?,
@@ -277,16 +305,15 @@ impl Tower {
         b.add("l_out", fed, x)
     }
 
-    /// The graph of a projector for so many rows, which are as wide as the arrangement makes them:
-    /// that of the tower's last rows has the number 0, those of DeepStack follow.
+    /// The graph of a projector for rows that are as wide as the arrangement makes them.
     ///
     /// # Errors
     /// [`GraphError`] where the settings do not fit together.
-    pub fn projector_graph(&self, number: usize, n_rows: usize) -> Result<Graph, GraphError> {
-        let mut b = GraphBuilder::new(GraphShape {
-            n_tokens: n_rows,
-            n_outputs: n_rows,
-        });
+    pub(crate) fn projector_graph(
+        &self,
+        mut b: GraphBuilder,
+        number: usize,
+    ) -> Result<Graph, GraphError> {
         let dim = self.arrangement.width(self.dim);
         let mut x = b.input(Input::Embeddings { dim })?;
         let steps = self.projectors().nth(number).unwrap_or_default();

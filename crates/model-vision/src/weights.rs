@@ -12,6 +12,7 @@ use kv_graph::weights::{
 
 use crate::clip::ClippedMatrices;
 use crate::prepare::ClassRow;
+use crate::stage::{MERGER, MERGER_LAYER};
 use crate::tower::{PATCH_BIAS, PATCH_EMBEDDING, POSITIONS};
 
 /// The second half of a convolution over two pictures.
@@ -222,7 +223,8 @@ impl TowerWeights {
 /// The name in files of llama.cpp's converter of a tensor of a layer, where it is another one. It
 /// has had two names for the second norm of Llama 4.
 pub(crate) fn usual_name(name: &str) -> String {
-    name.replace(".attn_output.", ".attn_out.")
+    name.replace(MERGER_LAYER, MERGER)
+        .replace(".attn_output.", ".attn_out.")
         .replace(".ln2.", ".attn_post_norm.")
 }
 

@@ -112,6 +112,14 @@ pub(super) const CLASSES: &[HfClass] = &[
         other_parts: &["visual.", "model.visual."],
         ..QWEN3_5
     },
+    // MiniCPM-V 4.6, which sees pictures as rows without places.
+    HfClass {
+        name: "MiniCPMV4_6ForConditionalGeneration",
+        section: Some("text_config"),
+        text: "language_model.",
+        other_parts: &["model.vision_tower.", "model.merger."],
+        ..QWEN3_5
+    },
     QWEN3_5_MOE,
     HfClass {
         name: "Qwen3_5MoeForConditionalGeneration",

@@ -4,6 +4,7 @@
 //! no decoder.
 
 mod gemma4;
+mod minicpm;
 mod processor;
 mod tables;
 mod tiled;
@@ -15,6 +16,7 @@ use model_core::hf::{
 use serde_json::Value;
 
 use gemma4::GEMMA4;
+use minicpm::MINICPM;
 pub(crate) use processor::add_processor;
 use tables::{
     CLIP_LAYER, CLIP_OUTER, GATED_WITH_BIASES, GEMMA_PROJECTOR, GLM_LAYER, GLM_OUTER,
@@ -47,6 +49,7 @@ pub(crate) fn classes() -> HfClasses {
         SMOLVLM,
         LFM2_VL,
         LLAMA4,
+        MINICPM,
     ] {
         classes.register(class);
     }

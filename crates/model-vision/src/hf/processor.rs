@@ -7,6 +7,8 @@ use std::path::Path;
 use model_core::gguf::{Array, Metadata};
 use model_core::hf::{HfConfig, ModelFileError};
 
+use super::only;
+
 /// Adds what a directory says of how pictures are prepared.
 ///
 /// # Errors
@@ -56,12 +58,19 @@ pub(crate) fn add_processor(
         ("preproc_min_tiles", "min_tiles"),
         ("preproc_max_tiles", "max_tiles"),
         ("preproc_image_size", "tile_size"),
+        ("preproc_max_tiles", "max_slice_nums"),
+        ("image_size", "scale_resolution"),
     ] {
         if let Some(value) = whole(from) {
             metadata.insert(&format!("clip.vision.{to}"), value);
         }
     }
-    for key in ["do_image_splitting", "use_thumbnail"] {
+    for key in [
+        "do_image_splitting",
+        "use_thumbnail",
+        "slice_mode",
+        "use_image_id",
+    ] {
         if config.optional_flag(&at(key))? == Some(false) {
             return Err(config.wrong(&at(key), "true"));
         }
@@ -69,6 +78,7 @@ pub(crate) fn add_processor(
     if config.optional_flag(&at("resize_to_max_canvas"))? == Some(true) {
         return Err(config.wrong(&at("resize_to_max_canvas"), "false"));
     }
+    only(&config, &at("downsample_mode"), &["16x"])?;
     if let Some(tolerance) = config.optional_number(&at("max_pixels_tolerance"))? {
         metadata.insert("clip.vision.preproc_tolerance", tolerance as f32);
     }
@@ -83,6 +93,7 @@ pub(crate) fn add_processor(
     let merge = count("clip.vision.projector.scale_factor");
     let twice: &[(&str, Option<u32>)] = match projector {
         Some("llama4") => &[("size.height", side), ("size.width", side)],
+        Some("minicpmv4_6") => &[("patch_size", patch)],
         Some("gemma4v") => &[("patch_size", patch), ("pooling_kernel_size", merge)],
         _ => &[("max_image_size.longest_edge", side)],
     };

@@ -336,6 +336,80 @@ pub(super) const LLAMA4_OUTER: [TensorRule; 10] = [
     ),
 ];
 
+/// The merger between layers of MiniCPM-V 4.6, and its projector.
+pub(super) const MINICPM_OUTER: [TensorRule; 22] = [
+    same(
+        "v.vit_merger.ln1.weight",
+        "vision_tower.vit_merger.layer_norm1.weight",
+    ),
+    same(
+        "v.vit_merger.ln1.bias",
+        "vision_tower.vit_merger.layer_norm1.bias",
+    ),
+    same(
+        "v.vit_merger.attn_q.weight",
+        "vision_tower.vit_merger.self_attn.q_proj.weight",
+    ),
+    same(
+        "v.vit_merger.attn_q.bias",
+        "vision_tower.vit_merger.self_attn.q_proj.bias",
+    ),
+    same(
+        "v.vit_merger.attn_k.weight",
+        "vision_tower.vit_merger.self_attn.k_proj.weight",
+    ),
+    same(
+        "v.vit_merger.attn_k.bias",
+        "vision_tower.vit_merger.self_attn.k_proj.bias",
+    ),
+    same(
+        "v.vit_merger.attn_v.weight",
+        "vision_tower.vit_merger.self_attn.v_proj.weight",
+    ),
+    same(
+        "v.vit_merger.attn_v.bias",
+        "vision_tower.vit_merger.self_attn.v_proj.bias",
+    ),
+    same(
+        "v.vit_merger.attn_out.weight",
+        "vision_tower.vit_merger.self_attn.out_proj.weight",
+    ),
+    same(
+        "v.vit_merger.attn_out.bias",
+        "vision_tower.vit_merger.self_attn.out_proj.bias",
+    ),
+    same(
+        "v.vit_merger.ds_ln.weight",
+        "vision_tower.vit_merger.pre_norm.weight",
+    ),
+    same(
+        "v.vit_merger.ds_ln.bias",
+        "vision_tower.vit_merger.pre_norm.bias",
+    ),
+    same(
+        "v.vit_merger.ds_ffn_up.weight",
+        "vision_tower.vit_merger.linear_1.weight",
+    ),
+    same(
+        "v.vit_merger.ds_ffn_up.bias",
+        "vision_tower.vit_merger.linear_1.bias",
+    ),
+    same(
+        "v.vit_merger.ds_ffn_down.weight",
+        "vision_tower.vit_merger.linear_2.weight",
+    ),
+    same(
+        "v.vit_merger.ds_ffn_down.bias",
+        "vision_tower.vit_merger.linear_2.bias",
+    ),
+    same("mm.input_norm.weight", "merger.mlp.0.pre_norm.weight"),
+    same("mm.input_norm.bias", "merger.mlp.0.pre_norm.bias"),
+    same("mm.up.weight", "merger.mlp.0.linear_1.weight"),
+    same("mm.up.bias", "merger.mlp.0.linear_1.bias"),
+    same("mm.down.weight", "merger.mlp.0.linear_2.weight"),
+    same("mm.down.bias", "merger.mlp.0.linear_2.bias"),
+];
+
 /// The one matrix between the tower of Idefics 3 and its decoder.
 pub(super) const CONNECTOR: [TensorRule; 1] = [same("weight", "proj.weight")];
 

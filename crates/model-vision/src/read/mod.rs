@@ -25,6 +25,7 @@ use crate::clip::ClippedMatrices;
 use crate::family::{Family, ProjectorKind, TowerKind};
 use crate::prepare::{ClassRow, Preparation};
 use crate::resample::{Corners, Resampling};
+use crate::stage::{MERGER_UP, Merger, Stage};
 use crate::tower::{
     AxialFrequencies, PATCH_BIAS, PATCH_EMBEDDING, POSITIONS, ROPE_DIVISORS, Tower,
     TowerFeedForward, TowerPositions, TowerResidual, axial_divisors, axial_rope,
@@ -39,6 +40,13 @@ const GEMMA4_ROPE_BASE: f64 = 100.0;
 
 /// Rows and columns of patches of a row of Gemma 4.
 const GEMMA4_SQUARE: usize = 3;
+
+/// Rows and columns of patches that become one row in the tower of MiniCPM-V, and of these rows
+/// behind it.
+const MERGER_SIDE: usize = 2;
+
+/// The layer behind which they do, where files do not state it.
+const MERGER_BEHIND: u32 = 6;
 
 /// Rows of a picture of Gemma 3.
 const GEMMA_ROWS: usize = 256;
@@ -217,9 +225,11 @@ impl Source<'_> {
                 let (rope, sections) = axial_rope(head_dim, base, RopeStyle::Norm);
                 (Some(rope), Some(sections))
             }
-            TowerKind::SigLip | TowerKind::SigLip2 | TowerKind::Clip | TowerKind::InternVit => {
-                (None, None)
-            }
+            TowerKind::SigLip
+            | TowerKind::SigLip2
+            | TowerKind::MiniCpm
+            | TowerKind::Clip
+            | TowerKind::InternVit => (None, None),
         };
         let attention = AttentionBlock {
             n_heads,
@@ -276,6 +286,10 @@ impl Source<'_> {
                 TowerKind::Gemma4 => TowerResidual::Normed(norm),
                 _ if self.has("v.blk.0.ls1.weight") => TowerResidual::Scaled,
                 _ => TowerResidual::Plain,
+            },
+            merger: match family.tower {
+                TowerKind::MiniCpm => Some(self.merger(n_layers)?),
+                _ => None,
             },
             windows: self.windows(family, n_layers)?,
             arrangement,
@@ -345,7 +359,7 @@ impl Source<'_> {
                     return Err(setting("clip.vision.embedding_length", reason));
                 }
             },
-            TowerKind::Qwen3Vl | TowerKind::SigLip2 | TowerKind::Glm4v => {
+            TowerKind::Qwen3Vl | TowerKind::SigLip2 | TowerKind::MiniCpm | TowerKind::Glm4v => {
                 let n = n_learned()?;
                 let side = n.isqrt();
                 if side == 0 || side * side != n {
@@ -354,6 +368,7 @@ impl Source<'_> {
                 }
                 let corners = match family.tower {
                     TowerKind::SigLip2 => Corners::Edges,
+                    TowerKind::MiniCpm => Corners::Nearest,
                     TowerKind::Glm4v => Corners::Cubic,
                     _ => Corners::Middles,
                 };
@@ -412,6 +427,10 @@ impl Source<'_> {
                 side: self.merge()?,
                 n_before: 0,
             },
+            (_, ProjectorKind::UpDown) => Arrangement::JoinedAgain {
+                n: MERGER_SIDE * MERGER_SIDE,
+                n_patches: MERGER_SIDE * MERGER_SIDE,
+            },
             (_, ProjectorKind::Standardized) => Arrangement::Averaged {
                 kernel: self.averaged_side()?,
             },
@@ -431,6 +450,33 @@ impl Source<'_> {
                 let merge = self.merge()?;
                 Arrangement::Joined(merge * merge)
             }
+        })
+    }
+
+    /// What makes rows fewer between two layers.
+    fn merger(&self, n_layers: usize) -> Result<Merger, ModelError> {
+        let merge = self.merge()?;
+        if merge != MERGER_SIDE * MERGER_SIDE {
+            let reason =
+                format!("a row of {merge} x {merge} patches is not supported: of 4 x 4 is");
+            return Err(setting("clip.vision.projector.scale_factor", reason));
+        }
+        let key = "clip.vision.wa_layer_indexes";
+        let listed: Option<Vec<u32>> = self.metadata.optional(key)?;
+        let layer = match listed.as_deref() {
+            None => MERGER_BEHIND,
+            Some(&[layer]) => layer,
+            Some(_) => return Err(setting(key, "it does not name one layer".to_owned())),
+        };
+        let n_before = layer as usize + 1;
+        if n_before >= n_layers {
+            let reason = format!("rows are merged behind layer {layer}, and there are {n_layers}");
+            return Err(setting(key, reason));
+        }
+        Ok(Merger {
+            n_before,
+            n_joined: MERGER_SIDE * MERGER_SIDE,
+            hidden: self.rows_of(MERGER_UP)?,
         })
     }
 
@@ -518,10 +564,10 @@ impl Source<'_> {
 
 /// Every tensor that the graphs name must be there, in its shape.
 fn check_tensors(tower: &Tower, weights: &dyn WeightSource) -> Result<(), ModelError> {
-    let projectors = (0..tower.projectors().count()).map(|number| tower.projector_graph(number, 1));
-    let graphs: Vec<Graph> = std::iter::once(tower.graph(1))
-        .chain(projectors)
-        .collect::<Result<_, _>>()?;
+    let projectors = (0..tower.projectors().count()).map(Stage::Projector);
+    let stages = tower.stages(1, usize::MAX).into_iter().chain(projectors);
+    let graphs = stages.map(|stage| tower.stage_graph(stage, 1));
+    let graphs: Vec<Graph> = graphs.collect::<Result<_, _>>()?;
     check_named_tensors(&graphs, weights)
 }
 

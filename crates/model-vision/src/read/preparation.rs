@@ -9,6 +9,7 @@ use crate::family::{Family, ProjectorKind, TowerKind};
 use crate::pixels::{Filter, MAX_PIXELS};
 use crate::prepare::{ClassRow, Precision, Preparation, Shape};
 use crate::size::{Size, SmallSides, SmartSize};
+use crate::slices::Slicing;
 use crate::tiles::Tiling;
 use crate::tower::LINE_END;
 
@@ -136,6 +137,14 @@ impl Source<'_> {
                 };
                 let side = self.optional_count("preproc_image_size")?.unwrap_or(512);
                 self.tiled(tiling, side, class_row)?
+            }
+            TowerKind::MiniCpm => {
+                let [_, most] = self.tile_counts([1, 9])?;
+                Shape::Sliced(Slicing {
+                    side: as_u32(self.count("image_size")?),
+                    factor: as_u32(self.patch * self.merge()?),
+                    most,
+                })
             }
             TowerKind::SigLip => Shape::Stretched(as_u32(self.count("image_size")?)),
             TowerKind::Gemma4 => {

@@ -54,6 +54,15 @@ impl Source<'_> {
                 steps.extend(self.two_matrices("mm.model.mlp.1.weight", "mm.model.mlp.3.weight")?);
                 steps
             }
+            ProjectorKind::UpDown => {
+                let norm = Norm {
+                    kind: NormKind::LayerWithBias,
+                    eps: 1e-6,
+                };
+                let mut steps = vec![ProjectorStep::Norm(norm, "mm.input_norm".to_owned())];
+                steps.extend(self.two_matrices("mm.up.weight", "mm.down.weight")?);
+                steps
+            }
             ProjectorKind::Gated => {
                 let norm = Norm {
                     kind: NormKind::LayerWithBias,
@@ -167,7 +176,7 @@ impl Source<'_> {
     }
 
     /// The rows of a matrix: the values that it gives.
-    fn rows_of(&self, name: &str) -> Result<usize, ModelError> {
+    pub(super) fn rows_of(&self, name: &str) -> Result<usize, ModelError> {
         Ok(self.shape(name)?.first().copied().unwrap_or(0))
     }
 }

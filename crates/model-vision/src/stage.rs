@@ -1,0 +1,137 @@
+//! [`Stage`]: the graphs of a tower, one after the other, with rows that are moved in between.
+//!
+//! A picture is computed stage by stage, so that other work can come between two of them, and so
+//! that rows can become fewer between layers ([`Merger`]). Invariant: the stages of a tower have
+//! each of its layers once, in order. Knows no picture.
+
+use kv_core::{LayerIdx, Window};
+use kv_graph::{Activation, Affine, Graph, GraphBuilder, GraphError, GraphShape, Input};
+
+use crate::tower::{Tower, bias_of};
+
+/// A graph of a tower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// The layers from one on to before another. The first ones take patches.
+    Layers {
+        /// The first one.
+        first: usize,
+        /// The one behind the last.
+        end: usize,
+    },
+    /// The attention of the merger.
+    MergerAttention,
+    /// The rest of it: rows that follow each other become one.
+    MergerRows,
+    /// The projector of this number: that of the tower's last rows has the number 0, those of
+    /// DeepStack follow.
+    Projector(usize),
+}
+
+/// The step between two layers that makes one row of several (MiniCPM-V 4.6): these see each other
+/// in an attention of their own, a block of two matrices takes them side by side, and their mean is
+/// added to what it gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Merger {
+    /// Number of layers before it: fewer than all.
+    pub(crate) n_before: usize,
+    /// Rows that become one. They follow each other.
+    pub(crate) n_joined: usize,
+    /// Values between its two matrices.
+    pub(crate) hidden: usize,
+}
+
+/// The beginning of the names of the attention's weights in graphs. Files have
+/// [`MERGER`] in its place.
+pub(crate) const MERGER_LAYER: &str = "v.merger.blk.0.";
+/// The beginning of the names of a merger's weights in files.
+pub(crate) const MERGER: &str = "v.vit_merger.";
+/// The first matrix of its block.
+pub(crate) const MERGER_UP: &str = "v.vit_merger.ds_ffn_up.weight";
+const MERGER_DOWN: &str = "v.vit_merger.ds_ffn_down.weight";
+
+impl Tower {
+    /// The graphs of a tile of so many patches but the projectors, in order: as many layers are in
+    /// one as have `piece_rows` rows together, or one layer.
+    pub(crate) fn stages(&self, n_patches: usize, piece_rows: usize) -> Vec<Stage> {
+        let n_layers = self.windows.len();
+        let mut stages = Vec::new();
+        let (mut first, mut n_rows) = (0, n_patches);
+        loop {
+            let n_most = (piece_rows / n_rows.max(1)).max(1);
+            let merger = self.merger.filter(|merger| merger.n_before > first);
+            let bound = merger.map_or(n_layers, |merger| merger.n_before);
+            let end = first.saturating_add(n_most).min(bound);
+            stages.push(Stage::Layers { first, end });
+            if let Some(merger) = merger.filter(|merger| merger.n_before == end) {
+                stages.extend([Stage::MergerAttention, Stage::MergerRows]);
+                n_rows /= merger.n_joined.max(1);
+            }
+            first = end;
+            if first >= n_layers {
+                return stages;
+            }
+        }
+    }
+
+    /// The graph of a stage for so many rows.
+    ///
+    /// # Errors
+    /// [`GraphError`] where the settings do not fit together.
+    pub(crate) fn stage_graph(&self, stage: Stage, n_rows: usize) -> Result<Graph, GraphError> {
+        let builder = GraphBuilder::new(GraphShape {
+            n_tokens: n_rows,
+            n_outputs: n_rows,
+        });
+        match stage {
+            Stage::Layers { first, end } => self.layers_graph(builder, first..end),
+            Stage::MergerAttention => self.merger_attention(builder),
+            Stage::MergerRows => self.merger_rows(builder),
+            Stage::Projector(number) => self.projector_graph(builder, number),
+        }
+    }
+
+    /// Values of a row that a stage takes.
+    pub(crate) fn stage_width(&self, stage: Stage) -> usize {
+        match stage {
+            Stage::Layers { first: 0, .. } => self.given_len(),
+            Stage::Layers { .. } | Stage::MergerAttention => self.dim,
+            Stage::MergerRows => self.dim * self.joined_rows(),
+            Stage::Projector(_) => self.arrangement.width(self.dim),
+        }
+    }
+
+    /// Number of rows that the merger makes one of.
+    fn joined_rows(&self) -> usize {
+        self.merger.map_or(1, |merger| merger.n_joined)
+    }
+
+    fn merger_attention(&self, mut b: GraphBuilder) -> Result<Graph, GraphError> {
+        let x = b.input(Input::Embeddings { dim: self.dim })?;
+        let window = Window::Chunked(u32::try_from(self.joined_rows()).unwrap_or(u32::MAX));
+        let layer = LayerIdx(0);
+        let attended = self.attended(&mut b.scope_in("v.merger.", layer), layer, window, x)?;
+        b.finish(&[attended])
+    }
+
+    fn merger_rows(&self, mut b: GraphBuilder) -> Result<Graph, GraphError> {
+        let (n, dim) = (self.joined_rows(), self.dim);
+        let x = b.input(Input::Embeddings { dim: n * dim })?;
+        let mut sum = b.columns("joined-0", x, 0..dim)?;
+        for row in 1..n {
+            let part = b.columns(&format!("joined-{row}"), x, row * dim..(row + 1) * dim)?;
+            sum = b.add(&format!("joined_sum-{row}"), sum, part)?;
+        }
+        let mean = b.scale("joined_mean", sum, (n as f32).recip())?;
+        let normed = self.norm.build(&mut b, "ds_ln", x, "v.vit_merger.ds_ln")?;
+        let hidden = self.merger.map_or(0, |merger| merger.hidden);
+        let [up_bias, down_bias] = [MERGER_UP, MERGER_DOWN].map(bias_of);
+        let up = Affine::new(MERGER_UP).bias(&up_bias);
+        let up = b.affine("ds_ffn_up", normed, up, hidden)?;
+        let act = b.activate("ds_ffn_act", Activation::GeluTanh, up)?;
+        let down = Affine::new(MERGER_DOWN).bias(&down_bias);
+        let fed = b.affine("ds_ffn_out", act, down, dim)?;
+        let out = b.add("ds_out", fed, mean)?;
+        b.finish(&[out])
+    }
+}
