@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cellar::engine::serve::{FinishedText, ServiceExtras, TextRequest, TextStream};
-use cellar::engine::session::Activity;
+use cellar::engine::session::{Activity, Session};
 use cellar::engine::{Engine, Logprobs, MAX_TOP_LOGPROBS, Tower};
 use cellar::kv_backend::BackendError;
 use cellar::model_core::picture::{Picture, PictureEncoder, PictureName};
@@ -218,7 +218,7 @@ fn texts_about_pictures_do_not_depend_on_company() {
 }
 
 /// Models that keep states, which have the points alone at which they were kept.
-const WITH_STATES: [&str; 3] = ["qwen3_5", "qwen3_5_moe", "lfm2_vl"];
+const WITH_STATES: [&str; 4] = ["qwen3_5", "qwen3_5_moe", "lfm2_vl", "minicpmv4_6"];
 
 /// A second request about the same pictures computes neither them nor their tokens; one about
 /// others shares what is before them.
@@ -366,6 +366,70 @@ fn a_picture_stops_with_its_own_text() {
     let error = dark.finish().unwrap_err().to_string();
     assert!(error.contains("it is too dark"), "{error}");
     assert_eq!(session.tower().unwrap().n_computed(), 0);
+}
+
+/// While a picture is computed, a text next to it gets a token after each piece. When the picture's
+/// text is left, no further piece is computed.
+#[test]
+fn others_go_on_between_the_pieces_of_a_picture() {
+    let (name, mark) = ("smolvlm", "<image>"); // ten tiles
+    let config = EngineConfig {
+        n_seqs: 4,
+        ..EngineConfig::default()
+    };
+    let mut model = open(name, mark, config);
+    let (about, wanted) = (prompt(&model, &SIZES), recipe(name).reference());
+    let plain = PromptTokens {
+        tokens: about.tokens[..6].to_vec(),
+        pictures: Vec::new(),
+    };
+    // Without flags of their own, as in a server.
+    let request = |prompt: &PromptTokens| TextRequest {
+        cancel: None,
+        ..request(prompt.clone())
+    };
+    let session = model.session();
+    let (mut talk, mut n_tokens) = (session.submit(request(&plain)).unwrap(), 0);
+    // A step: the text that talks gets a token, and begins again where it has ended.
+    let mut step = |session: &mut Session<_>| {
+        let _idle_between_its_texts = session.step();
+        match talk.try_next_tokens().transpose().unwrap() {
+            Some(Some(pieces)) => n_tokens += pieces.len(),
+            Some(None) => talk = session.submit(request(&plain)).unwrap(),
+            None => {}
+        }
+        n_tokens
+    };
+    let done = |session: &Session<_>| {
+        let tower = session.tower().unwrap();
+        (tower.n_pieces(), tower.n_computed())
+    };
+    step(session);
+    let left = session.submit(request(&about)).unwrap();
+    while done(session).0 < 5 {
+        step(session);
+    }
+    drop(left);
+    for _ in 0..20 {
+        step(session);
+    }
+    assert_eq!(done(session), (5, 0), "it goes on for nobody");
+    let seeing = session.submit(request(&about)).unwrap();
+    let (mut before, first) = (done(session), step(session));
+    let mut n_said = 0;
+    while done(session).1 < 2 {
+        n_said = step(session) - first;
+        let after = done(session);
+        assert!(after.0 <= before.0 + 1, "more than a piece before a step");
+        before = after;
+    }
+    let n_pieces = before.0 - 5;
+    assert!(n_pieces >= 20, "{n_pieces} pieces");
+    // Steps in which it begins again give none.
+    assert!(n_said as u64 * 5 >= n_pieces * 4, "{n_said} of {n_pieces}");
+    while session.step() == Activity::Busy {}
+    let text = seeing.finish().unwrap();
+    assert_eq!(ids(&text), wanted.ids("greedy").unwrap());
 }
 
 #[test]

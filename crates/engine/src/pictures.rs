@@ -1,9 +1,11 @@
-//! Rows of pictures in steps: a tower computes them when they are due, and they are kept by name.
+//! Rows of pictures in steps: a tower computes them, piece by piece, when they are due, and they
+//! are kept by name.
 //!
-//! Invariant: a picture whose rows are all in the memory, or are kept here, is not computed again.
-//! What is kept is within a budget of bytes, but for the picture of the step. Knows no tower.
+//! Invariant: a picture whose rows are all in the memory, or are kept here, is not computed again,
+//! and one that several texts wait for is computed once. What is kept is within a budget of bytes;
+//! what a text waits for is its own until its tokens are computed. Knows no tower.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +15,9 @@ use kv_backend::{BackendError, CancelFlag};
 use kv_core::batch::{PositionRule, UBatch};
 use kv_core::{Pos, SeqId, TokenId};
 use kv_graph::{Graph, Input, Node, Op};
-use model_core::picture::{Picture, PictureEncoder, PictureError, PictureName, PictureRun};
+use model_core::picture::{
+    PartialPicture, Picture, PictureEncoder, PictureError, PictureName, PictureRun,
+};
 
 use crate::error::EngineError;
 
@@ -48,13 +52,32 @@ struct KeptRows {
     rows: Arc<[f32]>,
 }
 
+/// The rows of a picture that wait for the step that needs them, whether they are kept or not.
+#[derive(Clone, Debug)]
+pub(crate) struct SeenPicture {
+    name: PictureName,
+    rows: Arc<[f32]>,
+}
+
+/// A picture that is being computed.
+struct Job {
+    viewers: Viewers,
+    picture: Arc<Picture>,
+    /// The texts that wait for it.
+    texts: BTreeSet<RequestId>,
+    partial: PartialPicture,
+}
+
 /// The encoder of the pictures of a session's prompts, with the rows that it keeps.
 pub struct Tower {
     encoder: Box<dyn PictureEncoder>,
     /// The least recently used first.
     kept: VecDeque<KeptRows>,
     n_bytes: usize,
+    /// In the order in which they are computed.
+    jobs: VecDeque<Job>,
     n_computed: u64,
+    n_pieces: u64,
 }
 
 impl Tower {
@@ -64,7 +87,9 @@ impl Tower {
             encoder,
             kept: VecDeque::new(),
             n_bytes,
+            jobs: VecDeque::new(),
             n_computed: 0,
+            n_pieces: 0,
         }
     }
 
@@ -73,56 +98,118 @@ impl Tower {
         self.n_computed
     }
 
-    /// The rows of a picture.
-    fn rows(
-        &mut self,
-        picture: &Picture,
-        viewers: Viewers,
-        cancel: &CancelFlag,
-    ) -> Result<Arc<[f32]>, EngineError> {
-        let name = picture.name();
+    /// Number of pieces of pictures that were computed so far. Other texts get their tokens between
+    /// two of them.
+    pub fn n_pieces(&self) -> u64 {
+        self.n_pieces
+    }
+
+    /// The rows of a picture, where they are kept.
+    fn kept(&mut self, name: PictureName, viewers: Viewers) -> Option<Arc<[f32]>> {
         let is_it = |kept: &KeptRows| (kept.viewers, kept.name) == (viewers, name);
-        if let Some(at) = self.kept.iter().position(is_it)
-            && let Some(found) = self.kept.remove(at)
-        {
-            let rows = Arc::clone(&found.rows);
-            self.kept.push_back(found);
-            return Ok(rows);
-        }
-        let rows: Arc<[f32]> = self.encoder.encode(picture, cancel)?.into();
-        self.n_computed += 1;
-        self.kept.push_back(KeptRows {
-            viewers,
-            name,
-            rows: Arc::clone(&rows),
-        });
-        let bytes_of = |kept: &KeptRows| size_of_val(&kept.rows[..]);
-        while self.kept.iter().map(bytes_of).sum::<usize>() > self.n_bytes {
-            self.kept.pop_front();
-        }
-        Ok(rows)
+        let at = self.kept.iter().position(is_it)?;
+        let found = self.kept.remove(at)?;
+        let rows = Arc::clone(&found.rows);
+        self.kept.push_back(found);
+        Some(rows)
     }
 
     /// The needs of a step: of the pictures of a sequence, of which it computes the tokens
-    /// `places`.
+    /// `places`. `seen` are the rows that wait for the sequence; those that it needs no more go.
+    ///
+    /// # Errors
+    /// The first picture that is to be computed before ([`Tower::want`]).
     pub(crate) fn of_step(
         &mut self,
         pictures: &[PictureRun],
         viewers: Viewers,
         places: Range<usize>,
-        cancel: &CancelFlag,
-    ) -> Result<Vec<StepRun>, EngineError> {
+        seen: &mut Vec<SeenPicture>,
+    ) -> Result<Vec<StepRun>, Arc<Picture>> {
+        let is_due = |run: &&PictureRun| run.places().end > places.start;
+        let is_of = |name| move |run: &PictureRun| run.picture.name() == name;
+        seen.retain(|seen| pictures.iter().filter(is_due).any(is_of(seen.name)));
         let before = pictures.iter().take_while(|run| run.at < places.end);
         let step_run = |run: &PictureRun| {
-            let values = if run.places().end > places.start {
-                Some(self.rows(&run.picture, viewers, cancel)?)
+            let name = run.picture.name();
+            let values = if is_due(&run) {
+                let found = seen.iter().find(|seen| seen.name == name);
+                let found = found.map(|seen| Arc::clone(&seen.rows));
+                let found = found.or_else(|| self.kept(name, viewers));
+                Some(found.ok_or_else(|| Arc::clone(&run.picture))?)
             } else {
                 None
             };
             let run = run.clone();
-            Ok::<_, EngineError>(StepRun { run, values })
+            Ok(StepRun { run, values })
         };
         before.map(step_run).collect()
+    }
+
+    /// Computes a picture, too, for these texts, which wait for it.
+    pub(crate) fn want(
+        &mut self,
+        picture: Arc<Picture>,
+        viewers: Viewers,
+        texts: impl Iterator<Item = RequestId>,
+    ) {
+        let is_it = |job: &&mut Job| job.viewers == viewers && job.picture.name() == picture.name();
+        if let Some(job) = self.jobs.iter_mut().find(is_it) {
+            job.texts.extend(texts);
+            return;
+        }
+        self.jobs.push_back(Job {
+            viewers,
+            picture,
+            texts: texts.collect(),
+            partial: PartialPicture::default(),
+        });
+    }
+
+    /// The texts that wait for the picture that is computed next. Those that do not wait any more
+    /// are forgotten, and pictures that none waits for, however much of them was computed.
+    pub(crate) fn next_texts(&mut self, waits: impl Fn(RequestId) -> bool) -> BTreeSet<RequestId> {
+        for job in &mut self.jobs {
+            job.texts.retain(|&text| waits(text));
+        }
+        self.jobs.retain(|job| !job.texts.is_empty());
+        self.jobs
+            .front()
+            .map_or_else(BTreeSet::new, |job| job.texts.clone())
+    }
+
+    /// Computes a piece of the picture that is computed next, and gives it with the last one. When
+    /// that fails, it is computed no more.
+    pub(crate) fn advance(
+        &mut self,
+        cancel: &CancelFlag,
+    ) -> Result<Option<SeenPicture>, EngineError> {
+        let Some(mut job) = self.jobs.pop_front() else {
+            return Ok(None);
+        };
+        let piece = self
+            .encoder
+            .encode_piece(&job.picture, &mut job.partial, cancel);
+        self.n_pieces += 1;
+        let Some(rows) = piece? else {
+            self.jobs.push_front(job);
+            return Ok(None);
+        };
+        self.n_computed += 1;
+        let seen = SeenPicture {
+            name: job.picture.name(),
+            rows: rows.into(),
+        };
+        self.kept.push_back(KeptRows {
+            viewers: job.viewers,
+            name: seen.name,
+            rows: Arc::clone(&seen.rows),
+        });
+        let bytes_of = |kept: &KeptRows| size_of_val(&kept.rows[..]);
+        while self.kept.iter().map(bytes_of).sum::<usize>() > self.n_bytes {
+            self.kept.pop_front();
+        }
+        Ok(Some(seen))
     }
 }
 
@@ -130,6 +217,7 @@ impl fmt::Debug for Tower {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tower")
             .field("n_kept", &self.kept.len())
+            .field("n_waiting", &self.jobs.len())
             .field("n_computed", &self.n_computed)
             .finish_non_exhaustive()
     }
@@ -260,15 +348,39 @@ mod tests {
         }
     }
 
-    /// Gives rows of two values, the first byte of the name and the row.
+    /// Gives rows of two values, the first byte of the name and the row, one row a piece.
     struct CountingEncoder;
 
     impl PictureEncoder for CountingEncoder {
-        fn encode(&mut self, picture: &Picture, _: &CancelFlag) -> Result<Vec<f32>, PictureError> {
-            let first = f32::from(picture.name().0[0]);
-            let rows = (0..picture.n_rows()).flat_map(|row| [first, row as f32]);
-            Ok(rows.collect())
+        fn encode(&mut self, _: &Picture, _: &CancelFlag) -> Result<Vec<f32>, PictureError> {
+            let reason = "whole".to_owned();
+            Err(PictureError::Unreadable { reason })
         }
+
+        fn encode_piece(
+            &mut self,
+            picture: &Picture,
+            partial: &mut PartialPicture,
+            cancel: &CancelFlag,
+        ) -> Result<Option<Vec<f32>>, PictureError> {
+            if cancel.is_cancelled() {
+                return Err(PictureError::Backend(BackendError::Cancelled));
+            }
+            let first = f32::from(picture.name().0[0]);
+            partial.rows.extend([first, partial.n_stages as f32]);
+            partial.n_stages += 1;
+            let is_done = partial.n_stages == picture.n_rows();
+            Ok(is_done.then(|| std::mem::take(&mut partial.rows)))
+        }
+    }
+
+    /// Computes all that is waited for, and gives the last one.
+    fn finish(tower: &mut Tower) -> Option<SeenPicture> {
+        let mut last = None;
+        while !tower.next_texts(|_| true).is_empty() {
+            last = tower.advance(&CancelFlag::default()).unwrap().or(last);
+        }
+        last
     }
 
     #[test]
@@ -276,10 +388,18 @@ mod tests {
         let (a, b) = (picture(1, 2, 3), picture(2, 2, 3));
         // 6 rows of 2 values of 4 bytes.
         let mut tower = Tower::new(Box::new(CountingEncoder), 48);
-        let cancel = CancelFlag::default();
-        let mut step = |run: &PictureRun, places| {
+        let mut step = |run: &PictureRun, places: Range<usize>| {
             let (run, viewers) = (std::slice::from_ref(run), Viewers::Within(Salt(0)));
-            let runs = tower.of_step(run, viewers, places, &cancel).unwrap();
+            let mut seen = Vec::new();
+            let runs = loop {
+                match tower.of_step(run, viewers, places.clone(), &mut seen) {
+                    Ok(runs) => break runs,
+                    Err(picture) => {
+                        tower.want(picture, viewers, std::iter::once(RequestId(7)));
+                        seen.extend(finish(&mut tower));
+                    }
+                }
+            };
             let has_values = runs.iter().map(|run| run.values.is_some());
             (has_values.collect::<Vec<_>>(), tower.n_computed)
         };
@@ -289,10 +409,54 @@ mod tests {
         assert_eq!(step(&run(4, &a), 10..12), (vec![false], 1));
         assert_eq!(step(&run(4, &b), 4..10), (vec![true], 2));
         assert_eq!(step(&run(4, &a), 4..10), (vec![true], 3));
+        assert_eq!(tower.n_pieces, 18);
         // Others do not find it.
         let (run, viewers) = ([run(4, &a)], Viewers::Alone(RequestId(1)));
-        tower.of_step(&run, viewers, 4..10, &cancel).unwrap();
-        assert_eq!(tower.n_computed, 4);
+        let missing = tower.of_step(&run, viewers, 4..10, &mut Vec::new());
+        assert_eq!(missing.unwrap_err().name(), a.name());
+    }
+
+    #[test]
+    fn rows_wait_for_their_text_without_any_budget() {
+        let a = picture(1, 1, 4);
+        let mut tower = Tower::new(Box::new(CountingEncoder), 0);
+        let (runs, viewers) = ([run(2, &a)], Viewers::Within(Salt(0)));
+        tower.want(Arc::clone(&a), viewers, std::iter::once(RequestId(1)));
+        let mut seen = vec![finish(&mut tower).unwrap()];
+        for places in [0..4, 4..5, 5..6] {
+            let runs = tower.of_step(&runs, viewers, places, &mut seen).unwrap();
+            assert_eq!(
+                runs[0].values.as_deref().unwrap()[..4],
+                [1.0, 0.0, 1.0, 1.0]
+            );
+        }
+        assert!(tower.of_step(&runs, viewers, 6..7, &mut seen).is_ok());
+        assert!(seen.is_empty(), "its tokens are computed");
+        assert!(tower.of_step(&runs, viewers, 5..6, &mut seen).is_err());
+    }
+
+    #[test]
+    fn a_picture_that_none_waits_for_stops_between_pieces() {
+        let a = picture(1, 2, 3);
+        let mut tower = Tower::new(Box::new(CountingEncoder), 48);
+        let viewers = Viewers::Within(Salt(0));
+        for text in [1, 2] {
+            tower.want(Arc::clone(&a), viewers, std::iter::once(RequestId(text)));
+        }
+        let cancel = CancelFlag::default();
+        assert!(tower.advance(&cancel).unwrap().is_none());
+        let waiting = tower.next_texts(|text| text == RequestId(2));
+        assert_eq!(Vec::from_iter(waiting), [RequestId(2)]);
+        assert!(tower.advance(&cancel).unwrap().is_none());
+        assert!(tower.next_texts(|_| false).is_empty());
+        assert!(tower.advance(&cancel).unwrap().is_none());
+        assert_eq!((tower.n_pieces, tower.n_computed), (2, 0));
+        // A piece that is cancelled ends its picture.
+        tower.want(a, viewers, std::iter::once(RequestId(3)));
+        cancel.cancel();
+        let error = tower.advance(&cancel).unwrap_err();
+        assert!(matches!(error, EngineError::Cancelled));
+        assert!(tower.next_texts(|_| true).is_empty());
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! Patches are embedded by a matrix, get positions, and pass through layers whose rows all see each
 //! other, or those of their window. Between graphs ([`Stage`](crate::stage::Stage)) rows are merged
-//! or moved ([`Arrangement`]), which no graph does. Invariant: weight names are those of `mmproj` files.
-//! Knows no picture.
+//! or moved ([`Arrangement`]), which no graph does. Invariant: weight names are those of `mmproj`
+//! files. Knows no picture.
 
 use std::ops::Range;
 

@@ -5,6 +5,7 @@ mod checkpoints;
 mod every_order;
 mod failures;
 mod floors;
+mod held;
 mod notes;
 mod pace;
 mod park;

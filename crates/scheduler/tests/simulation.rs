@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
 use crate::support::fake::N_VOCAB;
+use crate::support::holds::Holds;
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Cost, Disk, Drafting, Script, Simulator, below};
 use crate::support::store::Store;
@@ -221,6 +222,9 @@ fn run(kind: Kind, seed: u64, tiers: Tiers) -> Counters {
     }
     if below(&mut rng, 4) == 0 {
         sim.saves_before_failure = Some(below(&mut rng, 4));
+    }
+    if tiers == Tiers::None && seed.is_multiple_of(2) {
+        sim.holds = Some(Holds::new(ChaCha8Rng::seed_from_u64(seed)));
     }
     if sim.scheduler.config().swap_disk_bytes > 0 {
         sim.disk = Some(Disk {

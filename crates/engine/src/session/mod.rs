@@ -61,6 +61,7 @@ mod frame;
 mod inspect;
 mod intake;
 mod parked;
+mod pictures;
 mod pieces;
 mod prefixes;
 mod record;
@@ -324,6 +325,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         self.watch_store();
         self.draft();
         self.group_positions();
+        let has_seen = self.see();
         let plan = self.scheduler.next(self.now(), self.engine.memory());
         self.take_outcomes(plan.outcomes);
         self.record_notes();
@@ -331,7 +333,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             self.drafts.times.interrupt();
         }
         match plan.work {
-            Work::Idle if self.serve_store() => {}
+            Work::Idle if self.serve_store() || has_seen => {}
             Work::Idle => return Activity::Idle,
             Work::Fetch(request) => self.fetch(request),
             Work::Restore(prefix) => self.restore_stored(prefix),

@@ -19,7 +19,7 @@ use crate::adapters::TextAdapters;
 use crate::completion::{Completion, FinishReason, OutputRow};
 use crate::context::GroupAttention;
 use crate::error::EngineError;
-use crate::pictures::Viewers;
+use crate::pictures::{SeenPicture, Viewers};
 use crate::speculate::DraftSource;
 
 /// The text of a request that has not ended.
@@ -41,6 +41,8 @@ pub(super) struct LiveText {
     pub(super) source: Option<Arc<[TokenId]>>,
     /// The pictures of its prompt.
     pub(super) pictures: Vec<PictureRun>,
+    /// Those of them whose rows are there and whose tokens are not computed yet.
+    pub(super) seen: Vec<SeenPicture>,
     /// The texts that may find its pictures' rows kept.
     pub(super) viewers: Viewers,
     /// Its older tokens share positions.
@@ -72,6 +74,7 @@ impl LiveText {
             place: None,
             source: None,
             pictures: Vec::new(),
+            seen: Vec::new(),
             viewers: Viewers::Alone(RequestId(0)),
             group: None,
             grouped_to: Pos(0),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cellar_scheduler::{
-    Event, Feed, RequestId, RowReport, RowUse, Shift, ShiftResult, Step, StepFailure,
+    Event, RequestId, RowReport, RowUse, Shift, ShiftResult, Step, StepFailure,
 };
 use kv_backend::{Backend, BackendError, CancelFlag};
 use kv_core::batch::Batch;
@@ -20,7 +20,6 @@ use super::frame::EventKind;
 use super::text::LiveText;
 use crate::completion::OutputRow;
 use crate::error::EngineError;
-use crate::pictures::StepPictures;
 use crate::rows_out::StepRows;
 
 /// The most candidates that a device is asked for; with more, rows of logits are read back.
@@ -152,9 +151,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             self.engine.set_adapters(feed.seq, adapters);
         }
         let n_candidates = self.n_candidates(step);
-        let pictures = match self.pictures_of(step) {
-            Ok(pictures) => pictures,
-            Err((feed, error)) => return self.fail_picture(step, feed, error),
+        let Some(pictures) = self.pictures_of(step) else {
+            return;
         };
         let cancel = self.cancel_flag(step.texts());
         // Pictures do not count: tokens of other prompts take no longer for them.
@@ -203,55 +201,6 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         }
     }
 
-    /// The rows of pictures that a step needs; the tower computes those that are due and not kept,
-    /// until their own texts are cancelled. Fails with the feed whose picture it was.
-    fn pictures_of<'s>(&mut self, step: &'s Step) -> Result<StepPictures, (&'s Feed, EngineError)> {
-        let mut pictures = StepPictures::default();
-        for feed in &step.feeds {
-            let live = self.texts.get(&feed.request);
-            let Some(live) = live.filter(|live| !live.pictures.is_empty()) else {
-                continue;
-            };
-            let texts = feed.texts.iter();
-            if texts
-                .filter_map(|text| self.texts.get(text))
-                .all(|text| text.sender.is_cancelled())
-            {
-                return Err((feed, EngineError::Cancelled));
-            }
-            let cancel = self.cancel_flag(feed.texts.iter().copied());
-            let Some(tower) = &mut self.tower else {
-                continue;
-            };
-            let first = feed.first.as_usize();
-            let places = first..first + feed.tokens.len();
-            let runs = tower.of_step(&live.pictures, live.viewers, places, &cancel);
-            pictures.insert(feed.seq, runs.map_err(|error| (feed, error))?);
-        }
-        Ok(pictures)
-    }
-
-    /// Gives up the texts of a feed whose picture was not computed. The others of the step go on.
-    fn fail_picture(&mut self, step: &Step, feed: &Feed, error: EngineError) {
-        self.note_lost_device(&error);
-        if self.intake.has_lost_device() {
-            return self.fail_step(step, error);
-        }
-        self.handle(Event::StepFailed(StepFailure::Cancelled));
-        if matches!(error, EngineError::Cancelled) {
-            for &text in &feed.texts {
-                self.handle(Event::Cancel(text));
-            }
-            return;
-        }
-        tracing::warn!(%error, "a picture could not be computed");
-        let error = Arc::new(error);
-        for &text in &feed.texts {
-            self.set_error(text, &error);
-            self.handle(Event::Fail(text));
-        }
-    }
-
     /// Notes that a step could not be computed, for the requests that this concerns.
     fn fail_step(&mut self, step: &Step, error: EngineError) {
         self.note_lost_device(&error);
@@ -271,7 +220,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     }
 
     /// What cancels work for these texts: one alone may have a flag of its own.
-    fn cancel_flag(&self, texts: impl Iterator<Item = RequestId>) -> CancelFlag {
+    pub(super) fn cancel_flag(&self, texts: impl Iterator<Item = RequestId>) -> CancelFlag {
         let texts: Vec<RequestId> = texts.collect();
         let common = self.intake.guests.enter(texts.iter().copied());
         let own = match texts[..] {
@@ -287,13 +236,13 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         }
     }
 
-    fn set_error(&mut self, request: RequestId, error: &Arc<EngineError>) {
+    pub(super) fn set_error(&mut self, request: RequestId, error: &Arc<EngineError>) {
         if let Some(live) = self.texts.get_mut(&request) {
             live.error = Some(Arc::clone(error));
         }
     }
 
-    fn fail_all(&mut self, error: &Arc<EngineError>) {
+    pub(super) fn fail_all(&mut self, error: &Arc<EngineError>) {
         for live in self.texts.values_mut() {
             live.error = Some(Arc::clone(error));
         }

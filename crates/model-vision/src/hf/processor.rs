@@ -65,20 +65,7 @@ pub(crate) fn add_processor(
             metadata.insert(&format!("clip.vision.{to}"), value);
         }
     }
-    for key in [
-        "do_image_splitting",
-        "use_thumbnail",
-        "slice_mode",
-        "use_image_id",
-    ] {
-        if config.optional_flag(&at(key))? == Some(false) {
-            return Err(config.wrong(&at(key), "true"));
-        }
-    }
-    if config.optional_flag(&at("resize_to_max_canvas"))? == Some(true) {
-        return Err(config.wrong(&at("resize_to_max_canvas"), "false"));
-    }
-    only(&config, &at("downsample_mode"), &["16x"])?;
+    refuse_other_ways(&config, at)?;
     if let Some(tolerance) = config.optional_number(&at("max_pixels_tolerance"))? {
         metadata.insert("clip.vision.preproc_tolerance", tolerance as f32);
     }
@@ -135,5 +122,27 @@ pub(crate) fn add_processor(
             metadata.insert(&format!("clip.vision.{to}"), n_pixels);
         }
     }
+    Ok(())
+}
+
+/// Refuses what leaves out a part of a picture or of its text, or adds to them.
+fn refuse_other_ways(
+    config: &HfConfig,
+    at: impl Fn(&str) -> String,
+) -> Result<(), ModelFileError> {
+    for key in [
+        "do_image_splitting",
+        "use_thumbnail",
+        "slice_mode",
+        "use_image_id",
+    ] {
+        if config.optional_flag(&at(key))? == Some(false) {
+            return Err(config.wrong(&at(key), "true"));
+        }
+    }
+    if config.optional_flag(&at("resize_to_max_canvas"))? == Some(true) {
+        return Err(config.wrong(&at("resize_to_max_canvas"), "false"));
+    }
+    only(config, &at("downsample_mode"), &["16x"])?;
     Ok(())
 }

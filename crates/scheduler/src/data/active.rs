@@ -35,6 +35,8 @@ pub(crate) struct ActiveRequest {
     pub(crate) is_rounded: bool,
     /// Its source is to be encoded before its first step.
     pub(crate) awaits_source: bool,
+    /// What its next tokens need is not there yet: no step has any of them.
+    pub(crate) is_held: bool,
 }
 
 /// The cells that the first tokens of a sequence are in, where others may have them, too.
@@ -110,6 +112,7 @@ impl ActiveRequest {
             draft: Vec::new(),
             is_rounded: false,
             awaits_source: false,
+            is_held: false,
         }
     }
 

@@ -101,6 +101,12 @@ pub enum Event {
     SpillFailed(RequestId),
     /// The step that was planned last could not be computed, and the memory was rolled back.
     StepFailed(StepFailure),
+    /// What the next tokens of a request need is not there yet, such as the rows of a picture: no
+    /// step has any of them before [`Event::Ready`], or before it was preempted. One that has no
+    /// sequence changes nothing.
+    Hold(RequestId),
+    /// It is there: for the request that has this text.
+    Ready(RequestId),
 }
 
 /// The progress of one request by its row.
@@ -131,6 +137,9 @@ pub enum StepFailure {
     Computation,
     /// It was cancelled, as are all its requests.
     Cancelled,
+    /// It was not begun, as some of its requests are held ([`Event::Hold`]): the memory is as it
+    /// was.
+    PutOff,
     /// The device is lost: all requests are given up.
     DeviceLost,
 }

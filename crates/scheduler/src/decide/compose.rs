@@ -1,7 +1,7 @@
 //! Which tokens a step has: decodes first, then chunks of prompts, then drafted tokens.
 //!
-//! Invariant: the first of the running requests always has tokens in a step. Knows nothing of
-//! cells: a step that does not fit is composed again, smaller.
+//! Invariant: the first of the requests always has tokens in a step. Knows nothing of cells: a step
+//! that does not fit is composed again, smaller.
 
 use kv_core::Pos;
 use kv_core::batch::Batch;
@@ -41,7 +41,7 @@ impl StepLimits {
 /// `n_prefill` of prompts, in the order of their numbers in `prefill`, but of the first request's
 /// prompt a small chunk whatever the order is; then drafted ones.
 pub(crate) fn compose(
-    running: &[ActiveRequest],
+    running: &[&ActiveRequest],
     prefill: &[usize],
     limits: StepLimits,
 ) -> Composition {
@@ -53,7 +53,7 @@ pub(crate) fn compose(
     let (mut left, mut n_used) = (limits.n_prefill.saturating_sub(reserved), 0);
     let in_order = prefill
         .iter()
-        .filter_map(|&at| Some((at, running.get(at)?)));
+        .filter_map(|&at| Some((at, *running.get(at)?)));
     for (number, request) in in_order {
         // What was reserved is the first request's.
         left += if number == 0 { reserved } else { 0 };
@@ -76,7 +76,7 @@ pub(crate) fn compose(
 
 /// Adds at most `n` drafted tokens to the feeds, which are those of the requests that decode, in
 /// their order, and others. Returns how many.
-fn add_drafts(running: &[ActiveRequest], feeds: &mut [Feed], n: usize) -> usize {
+fn add_drafts(running: &[&ActiveRequest], feeds: &mut [Feed], n: usize) -> usize {
     let mut left = n;
     let decoding = running.iter().filter(|request| request.is_decoding());
     for (feed, request) in feeds.iter_mut().zip(decoding) {

@@ -1,8 +1,9 @@
 //! The largest step that fits: it is composed, checked against the memory, and composed again,
 //! smaller.
 //!
-//! Invariant: the first of the running requests, which is the oldest of the highest priority, makes
-//! progress in every step, or another request is preempted for it. The memory is only asked.
+//! Invariant: the first of the running requests that are not held, which is the oldest of the
+//! highest priority of them, makes progress in every step, or another request is preempted for it,
+//! or it waits for one before it that is held. The memory is only asked.
 
 use std::cmp::Reverse;
 
@@ -66,16 +67,18 @@ impl<'a, M: Memory> StepSearch<'a, M> {
         }
     }
 
-    /// The largest step that fits: of all running requests, or after a failure of one alone.
+    /// The largest step that fits: of all running requests that are not held, or after a failure of
+    /// one alone.
     pub(crate) fn find(&mut self) -> Option<Candidate<M::Slot>> {
         let config = self.parts.config;
         let running = self.parts.running.as_slice();
-        let suspect = running.iter().position(|r| r.request.is_suspect);
+        let ready: Vec<&ActiveRequest> = running.iter().filter(|r| !r.is_held).collect();
+        let suspect = ready.iter().position(|r| r.request.is_suspect);
         let candidates = match suspect {
-            Some(at) => &running[at..=at],
-            None => running,
+            Some(at) => &ready[at..=at],
+            None => &ready[..],
         };
-        let first = candidates.first()?;
+        let first = *candidates.first()?;
         let n_least = match running.len() {
             _ if first.is_decoding() => 0,
             1 => 1,
@@ -125,6 +128,9 @@ impl<'a, M: Memory> StepSearch<'a, M> {
             if n_prefill > n_least {
                 limits = StepLimits::prefill((n_prefill / 2).max(n_least));
             } else if let Some(victim) = self.parts.running.last_of_several() {
+                if victim == first.id() && ready.len() < running.len() {
+                    return None; // until those before it are not held any more
+                }
                 return Some(Candidate::Preempt(victim));
             } else {
                 return Some(Candidate::Impossible(first.id()));
@@ -133,10 +139,10 @@ impl<'a, M: Memory> StepSearch<'a, M> {
     }
 
     /// The most tokens of prompts that a step may have.
-    fn n_prefill(&self, candidates: &[ActiveRequest]) -> usize {
+    fn n_prefill(&self, candidates: &[&ActiveRequest]) -> usize {
         let n_decoding = candidates.iter().filter(|r| r.is_decoding()).count();
         let most = self.parts.config.n_step().saturating_sub(n_decoding);
-        let prompts = candidates.iter().filter(|r| !r.is_decoding());
+        let prompts = candidates.iter().copied().filter(|r| !r.is_decoding());
         match self.parts.config.step_time {
             Some(time) if n_decoding > 0 && n_decoding < candidates.len() => {
                 self.pace.n_prefill(time, n_decoding, most, prompts)
@@ -147,10 +153,10 @@ impl<'a, M: Memory> StepSearch<'a, M> {
 
     /// The order in which the prompts of requests get tokens of a step, by their numbers: by
     /// priority, then by what was computed for their tenants.
-    fn prefill_order(&self, candidates: &[ActiveRequest]) -> Vec<usize> {
+    fn prefill_order(&self, candidates: &[&ActiveRequest]) -> Vec<usize> {
         let mut order: Vec<usize> = (0..candidates.len()).collect();
         order.sort_by_cached_key(|&at| {
-            let active = &candidates[at];
+            let active = candidates[at];
             let counter = self.parts.queue.counter(active.request.tenant);
             (Reverse(active.rank), counter, at)
         });
@@ -158,10 +164,10 @@ impl<'a, M: Memory> StepSearch<'a, M> {
     }
 
     /// The first request that the memory refuses for another reason than room.
-    fn refused(&self, candidates: &[ActiveRequest]) -> Option<RequestId> {
+    fn refused(&self, candidates: &[&ActiveRequest]) -> Option<RequestId> {
         let first =
-            |alone: &[ActiveRequest]| step(compose(alone, &[0], StepLimits::prefill(1)).feeds);
-        let is_refused = |alone: &[ActiveRequest]| match self.plan(first(alone)) {
+            |alone: &[&ActiveRequest]| step(compose(alone, &[0], StepLimits::prefill(1)).feeds);
+        let is_refused = |alone: &[&ActiveRequest]| match self.plan(first(alone)) {
             Ok(_) | Err(Refusal::NoRoom(_) | Refusal::NoStateRoom(_)) => false,
             Err(_) => true,
         };

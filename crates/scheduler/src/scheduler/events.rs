@@ -88,6 +88,20 @@ impl Scheduler {
                 Vec::new()
             }
             Event::StepFailed(failure) => self.step_failed(now, failure),
+            Event::Hold(request) => {
+                if let Some(active) = self.running.get_mut(request) {
+                    active.is_held = true;
+                }
+                Vec::new()
+            }
+            Event::Ready(text) => {
+                let has_it =
+                    |active: &&mut ActiveRequest| active.request.texts().any(|t| t == text);
+                if let Some(active) = self.running.iter_mut().find(has_it) {
+                    active.is_held = false;
+                }
+                Vec::new()
+            }
         }
     }
 
@@ -216,6 +230,17 @@ impl Scheduler {
     fn step_failed(&mut self, now: Micros, failure: StepFailure) -> Vec<Outcome> {
         let in_flight = self.running.end_step();
         self.pace.forget_step();
+        if failure == StepFailure::PutOff {
+            let n_tokens = in_flight
+                .iter()
+                .map(|feed| feed.n_tokens + feed.draft.len());
+            self.counters.n_steps -= 1;
+            self.counters.n_tokens -= n_tokens.sum::<usize>() as u64;
+            for active in self.running.take_all_cancelled() {
+                self.release(&active, Keep::Prefix(now));
+            }
+            return Vec::new();
+        }
         self.recount = true;
         if failure == StepFailure::DeviceLost {
             return self.end_all(now);

@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
 pub mod fake;
+pub mod holds;
 pub mod kinds;
 pub mod simulator;
 pub mod store;

@@ -17,6 +17,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 
 use super::fake::{Alone, FakeRows, N_VOCAB, SavedRows, choose};
+use super::holds::Holds;
 use super::store::{Due, Store};
 
 /// The task of a request, beyond its prompt.
@@ -119,6 +120,8 @@ pub struct Simulator {
     pub store: Option<Store>,
     /// The cost of steps, where they are measured.
     pub cost: Option<Cost>,
+    /// Holds requests, where there is something that they wait for.
+    pub holds: Option<Holds>,
     /// The last plan was a step with drafted tokens: the memory may hold rejected ones.
     has_rejected: bool,
 }
@@ -184,6 +187,7 @@ impl Simulator {
             drafting: None,
             store: None,
             cost: None,
+            holds: None,
             has_rejected: false,
         }
     }
@@ -313,6 +317,10 @@ impl Simulator {
         self.write_files();
         self.answer_store(Due::Some);
         self.draft();
+        for text in self.holds.as_mut().map_or_else(Vec::new, Holds::ready) {
+            let event = Event::Ready(text);
+            assert!(self.scheduler.handle(Micros(self.now), event).is_empty());
+        }
         let plan = self.scheduler.next(Micros(self.now), &self.memory);
         self.take(plan.outcomes);
         self.has_rejected = false;
@@ -323,6 +331,7 @@ impl Simulator {
             Work::Idle if self.store.as_ref().is_some_and(Store::is_asked) => {
                 self.answer_store(Due::All);
             }
+            Work::Idle if self.holds.as_ref().is_some_and(Holds::are_due) => {}
             Work::Idle => {
                 self.check();
                 assert_eq!(self.scheduler.running().count(), 0, "a request is stuck");
@@ -346,6 +355,7 @@ impl Simulator {
                 self.restore_stored(prefix);
             }
             Work::Shift(_) | Work::Encode { .. } => panic!("no request shifts or has a source"),
+            Work::Decode { step, .. } if self.puts_off(&step) => {}
             Work::Decode { step, planned } => {
                 self.n_edits = 0;
                 self.n_steps += 1;
@@ -354,6 +364,23 @@ impl Simulator {
             }
         }
         self.check();
+        true
+    }
+
+    /// Whether a step is not begun, as some of its requests are held from now on.
+    fn puts_off(&mut self, step: &Step) -> bool {
+        let held = self.holds.as_mut().map(|holds| holds.hold(step));
+        let held = held.filter(|held| !held.is_empty()).unwrap_or_default();
+        if held.is_empty() {
+            return false;
+        }
+        let before = self.scheduler.counters();
+        let put_off = Event::StepFailed(StepFailure::PutOff);
+        let held = held.into_iter().map(Event::Hold);
+        for event in std::iter::once(put_off).chain(held) {
+            assert!(self.scheduler.handle(Micros(self.now), event).is_empty());
+        }
+        assert_eq!(self.scheduler.counters().n_steps + 1, before.n_steps);
         true
     }
 
@@ -550,9 +577,13 @@ impl Simulator {
         }
     }
 
-    /// The first request is in every step, but while single requests are tried after a failure.
+    /// The first request that is not held is in every step, but while single requests are tried
+    /// after a failure; one that is held is in none.
     fn check_progress(&self, step: &Step) {
-        let running = self.scheduler.running().next().unwrap();
+        let is_held = |request| self.holds.as_ref().is_some_and(|h| h.is_held(request));
+        let mut running = self.scheduler.running();
+        let running = running.find(|r| !is_held(r.id)).unwrap();
+        assert!(!step.feeds.iter().any(|feed| is_held(feed.request)));
         let is_first = step.feeds.iter().any(|feed| feed.request == running.id);
         assert!(is_first || step.feeds.len() == 1, "{running:?}: {step:?}");
         for feed in &step.feeds {
@@ -645,6 +676,9 @@ impl Simulator {
                 }
                 Outcome::Preempted { request, .. } => {
                     assert!(self.running.remove(&request), "{request} was not running");
+                    if let Some(holds) = &mut self.holds {
+                        holds.forget(request);
+                    }
                 }
                 Outcome::Refused { request, .. } => {
                     let client = self.clients.get_mut(&request).unwrap();
