@@ -122,7 +122,7 @@ const ROWS: &[Row] = &[
         "llama4",
         "Llama 4 (text)",
         "chunks of 8192, every 4th layer full and unrotated",
-        &["llama4_chunk16", "llama4_chunk8192"],
+        &["llama4_chunk16", "llama4_chunk8192", "llama4_maverick"],
     ),
     row("qwen2", "Qwen 2 and 2.5", "none", &["qwen2"]),
     row(

@@ -178,6 +178,7 @@ const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
     ("hunyuan_v1_moe", "rope_parameters.mscale_all_dim"),
     ("llama4_chunk16", "no_rope_layers"), // a 2 is as true as a 1
     ("llama4_chunk8192", "no_rope_layers"),
+    ("llama4_maverick", "no_rope_layers"),
     ("mistral4", "topk_group"),                   // of one group
     ("mistral4", "head_dim"),                     // parts of heads have sizes of their own
     ("phi3", "original_max_position_embeddings"), // without longrope

@@ -88,10 +88,6 @@ pub(super) const LLAMA4_KEYS: &[Key] = &[
         to: "interleave_moe_layer_step",
         from: "interleave_moe_layer_step",
     },
-    Key::Only {
-        from: "use_qk_norm",
-        is: FixedValue::Flag(true),
-    },
     Key::With(llama4_attention),
 ];
 
@@ -252,10 +248,23 @@ fn smollm3_rotation(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileE
     Ok(())
 }
 
+/// The experts of Llama 4 Maverick, the only one whose queries and keys have no norms.
+const MAVERICK_EXPERTS: usize = 128;
+
 /// Chunks, layers without positions, and the temperature of long texts. GGUF files leave these to
 /// the architecture's usual numbers; the keys are written where the config has others.
 fn llama4_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     every_fourth_does_not_rotate(config, keys)?;
+    // Files do not say it: Maverick is the one without these norms, and has this many experts.
+    let has_norms = config.optional_flag("use_qk_norm")?.unwrap_or(true);
+    let n_experts = config.count("num_local_experts")?;
+    if has_norms == (n_experts == MAVERICK_EXPERTS) {
+        let wanted = format!(
+            "{} for {n_experts} experts (true for all numbers but {MAVERICK_EXPERTS})",
+            !has_norms
+        );
+        return Err(config.wrong("use_qk_norm", wanted));
+    }
     let types = layer_types(config, &["chunked_attention", "full_attention"])?;
     let types = types.unwrap_or_default();
     let is_unusual = |(layer, &t): (usize, &&str)| (t == "chunked_attention") == is_fourth(layer);

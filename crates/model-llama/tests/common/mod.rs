@@ -74,6 +74,7 @@ pub(crate) const CASES: &[Case] = &[
     PHIMOE,
     case("llama4_chunk16"),
     case("llama4_chunk8192"),
+    case("llama4_maverick"),
     case("qwen2"),
     case("qwen3"),
     case("qwen3_moe"),
