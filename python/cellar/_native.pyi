@@ -26,6 +26,7 @@ class ImageUrlPart(TypedDict):
 
 Part: TypeAlias = TextPart | ImagePart | ImageUrlPart
 Image: TypeAlias = bytes | str | PathLike[str] | NDArray[np.uint8]
+Audio: TypeAlias = bytes | str | PathLike[str] | NDArray[np.float32]
 
 class Message(TypedDict):
     role: str
@@ -67,6 +68,7 @@ class Options(TypedDict, total=False):
 
 class ChatOptions(Options, total=False):
     images: Sequence[Image]
+    audio: Sequence[Audio]
     tools: Sequence[Mapping[str, Any]] | None
     variables: Mapping[str, Any] | None
 

@@ -1,10 +1,11 @@
-//! Messages to JSON objects, as chat templates take them, and their pictures. Knows no models.
+//! Messages to JSON objects, as chat templates take them, and their pictures and sounds. Knows no
+//! models.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use cellar::{PictureError, PictureReader, PreparedPicture, data_url_bytes, picture_address};
-use numpy::{PyReadonlyArray3, PyUntypedArrayMethods};
+use cellar::{MediaKind, MediaPart, PictureError, PictureReader, PreparedPicture, data_url_bytes};
+use numpy::{PyReadonlyArray1, PyReadonlyArray3, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -20,8 +21,8 @@ pub(crate) struct Chat {
 
 impl Chat {
     /// # Errors
-    /// `ValueError` for a message without a role, or with parts that are neither texts nor
-    /// pictures; `TypeError` where it is no dict.
+    /// `ValueError` for a message without a role, or with parts that are neither texts nor pictures
+    /// nor sounds; `TypeError` where it is no dict.
     pub(crate) fn new(
         messages: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,
@@ -49,72 +50,154 @@ impl Chat {
 }
 
 impl Chat {
-    /// True if parts of its messages are pictures.
-    pub(crate) fn shows_pictures(&self) -> bool {
+    /// True if parts of its messages are pictures or sounds.
+    pub(crate) fn shows_media(&self) -> bool {
         let parts = self.messages.iter().filter_map(|m| m["content"].as_array());
         parts.flatten().any(|part| part["type"] != "text")
     }
 
-    /// The pictures of its messages, each of which a part `{"type": "image"}` takes the place of.
-    /// Those parts that are there already take `images` in their order; where there are none, the
-    /// last message of the user shows all of them.
+    /// True if parts of its messages are sounds.
+    pub(crate) fn plays_sounds(&self) -> bool {
+        let parts = self.messages.iter().filter_map(|m| m["content"].as_array());
+        let is_sound = |part: &Value| {
+            let media = MediaPart::of(part).map(|part| part.media);
+            part["type"] == "audio" || media == Some(MediaKind::Sound)
+        };
+        parts.flatten().any(is_sound)
+    }
+
+    /// The pictures and sounds of its messages, each of which a part `{"type": "image"}` or
+    /// `{"type": "audio"}` takes the place of. Those parts that are there already take `given` of
+    /// their kind in their order; where there are none, the last message of the user shows all of
+    /// them.
     ///
     /// # Errors
-    /// `ValueError` where there are more or fewer `images` than parts, or one cannot be read;
-    /// `OSError` where a file cannot be read.
-    pub(crate) fn take_pictures(
+    /// `ValueError` where there are more or fewer than parts, or one cannot be read; `OSError`
+    /// where a file cannot be read.
+    pub(crate) fn take_media(
         &mut self,
         reader: &PictureReader,
-        images: Vec<Image>,
+        given: GivenMedia,
     ) -> PyResult<Vec<PreparedPicture>> {
-        let n_images = images.len();
-        if !self.shows_pictures() {
-            self.show_at_end(n_images)?;
+        let (n_images, n_sounds) = (given.images.len(), given.sounds.len());
+        if !self.shows_media() {
+            self.show_at_end(n_images, n_sounds)?;
         }
-        let (mut images, mut pictures) = (images.into_iter(), Vec::new());
+        let (mut images, mut sounds) = (given.images.into_iter(), given.sounds.into_iter());
+        let mut read = Vec::new();
         let contents = self
             .messages
             .iter_mut()
             .filter_map(|m| m["content"].as_array_mut());
-        let is_picture = |part: &&mut Value| part["type"] != "text";
-        for part in contents.flatten().filter(is_picture) {
-            pictures.push(match picture_address(part) {
-                Some(url) => data_url_bytes(url)
-                    .and_then(|bytes| reader.read(&bytes))
-                    .map_err(|error| unreadable(&error))?,
-                None => match images.next() {
-                    Some(image) => image.read(reader)?,
-                    None => {
-                        return Err(PyValueError::new_err(format!(
-                            "images: {n_images} are fewer than the parts {{'type': 'image'}} of the messages"
-                        )));
-                    }
-                },
-            });
-            *part = json_value!({"type": "image"});
+        let is_media = |part: &&mut Value| part["type"] != "text";
+        for part in contents.flatten().filter(is_media) {
+            let media = if let Some(MediaPart { media, address }) = MediaPart::of(part) {
+                let bytes = data_url_bytes(media, &address);
+                let prepared = bytes.and_then(|bytes| reader.read_media(media, &bytes));
+                read.push(prepared.map_err(|error| unreadable(&error))?);
+                media
+            } else if part["type"] == "audio" {
+                let sound = sounds.next().ok_or_else(|| fewer("audio", n_sounds))?;
+                read.push(sound.read(reader)?);
+                MediaKind::Sound
+            } else {
+                let image = images.next().ok_or_else(|| fewer("image", n_images))?;
+                read.push(image.read(reader)?);
+                MediaKind::Picture
+            };
+            *part = json_value!({"type": media.part_type()});
         }
-        match images.count() {
-            0 => Ok(pictures),
-            n => Err(PyValueError::new_err(format!(
+        match (images.count(), sounds.count()) {
+            (0, 0) => Ok(read),
+            (0, n) => Err(PyValueError::new_err(format!(
+                "audio: {n} of {n_sounds} have no part {{'type': 'audio'}} in the messages"
+            ))),
+            (n, _) => Err(PyValueError::new_err(format!(
                 "images: {n} of {n_images} have no part {{'type': 'image'}} in the messages"
             ))),
         }
     }
 
-    /// Parts for pictures before the text of the last message of the user.
-    fn show_at_end(&mut self, n_images: usize) -> PyResult<()> {
+    /// Parts for pictures and sounds before the text of the last message of the user.
+    fn show_at_end(&mut self, n_images: usize, n_sounds: usize) -> PyResult<()> {
         let of_user = |message: &&mut Value| message["role"] == "user";
         let Some(message) = self.messages.iter_mut().rfind(of_user) else {
             return Err(PyValueError::new_err(
-                "images: no message has the role 'user'",
+                "images, audio: no message has the role 'user'",
             ));
         };
         let text = message["content"].take();
         let mut parts = vec![json_value!({"type": "image"}); n_images];
+        parts.extend(vec![json_value!({"type": "audio"}); n_sounds]);
         parts.push(json_value!({"type": "text", "text": text}));
         message["content"] = Value::Array(parts);
         Ok(())
     }
+}
+
+/// Fewer pictures or sounds than parts of this type.
+fn fewer(part: &str, n: usize) -> PyErr {
+    let name = if part == "audio" { "audio" } else { "images" };
+    PyValueError::new_err(format!(
+        "{name}: {n} are fewer than the parts {{'type': '{part}'}} of the messages"
+    ))
+}
+
+/// The pictures and sounds that are given beside messages.
+pub(crate) struct GivenMedia {
+    pub(crate) images: Vec<Image>,
+    pub(crate) sounds: Vec<Audio>,
+}
+
+impl GivenMedia {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.images.is_empty() && self.sounds.is_empty()
+    }
+}
+
+/// A sound: the bytes of a file, its name, or the samples at 16 kHz.
+pub(crate) enum Audio {
+    Bytes(Vec<u8>),
+    Path(PathBuf),
+    Samples(Vec<f32>),
+}
+
+/// Samples of a second, where they are given as numbers.
+const SAMPLE_RATE: u32 = 16_000;
+
+impl<'py> FromPyObject<'_, 'py> for Audio {
+    type Error = PyErr;
+
+    fn extract(sound: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(bytes) = sound.cast::<PyBytes>() {
+            return Ok(Self::Bytes(bytes.as_bytes().to_vec()));
+        }
+        if let Ok(path) = sound.extract::<PathBuf>() {
+            return Ok(Self::Path(path));
+        }
+        let samples: PyReadonlyArray1<'_, f32> = sound.extract().map_err(|_| {
+            PyTypeError::new_err(
+                "a sound is bytes of a file, its path, or a numpy array of float32, 16000 a second",
+            )
+        })?;
+        Ok(Self::Samples(samples.as_array().iter().copied().collect()))
+    }
+}
+
+impl Audio {
+    fn read(self, reader: &PictureReader) -> PyResult<PreparedPicture> {
+        let read = match self {
+            Self::Bytes(bytes) => reader.read_sound(&bytes),
+            Self::Path(path) => reader.read_sound(&bytes_of(&path)?),
+            Self::Samples(samples) => reader.read_samples(SAMPLE_RATE, &samples),
+        };
+        read.map_err(|error| unreadable(&error))
+    }
+}
+
+fn bytes_of(path: &Path) -> io::Result<Vec<u8>> {
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("'{}': {e}", path.display()));
+    std::fs::read(path).map_err(named)
 }
 
 /// A picture: the bytes of a file, its name, or the pixels.
@@ -155,12 +238,7 @@ impl Image {
     fn read(self, reader: &PictureReader) -> PyResult<PreparedPicture> {
         let read = match self {
             Self::Bytes(bytes) => reader.read(&bytes),
-            Self::Path(path) => {
-                let read = std::fs::read(&path);
-                let named =
-                    |e: io::Error| io::Error::new(e.kind(), format!("'{}': {e}", path.display()));
-                reader.read(&read.map_err(named)?)
-            }
+            Self::Path(path) => reader.read(&bytes_of(&path)?),
             Self::Pixels { size, values } => reader.read_rgb(size, values),
         };
         read.map_err(|error| unreadable(&error))
@@ -171,7 +249,8 @@ fn unreadable(error: &PictureError) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
-/// A message whose content is one text: parts are joined, unless there is a picture among them.
+/// A message whose content is one text: parts are joined, unless there is a picture or a sound
+/// among them.
 fn message(message: Value) -> PyResult<Value> {
     let Value::Object(mut message) = message else {
         return Err(PyTypeError::new_err("a message is no dict"));
@@ -204,15 +283,16 @@ fn message(message: Value) -> PyResult<Value> {
     Ok(Value::Object(message))
 }
 
-/// The text of a part; `None` where it is a picture.
+/// The text of a part; `None` where it is a picture or a sound.
 fn part(part: &Value) -> PyResult<Option<&str>> {
     let kind = part["type"].as_str();
     match (kind, part["text"].as_str()) {
         (Some("text"), Some(text)) => Ok(Some(text)),
-        (Some("image" | "image_url" | "input_image"), _) => Ok(None),
+        (Some("image" | "audio"), _) => Ok(None),
+        _ if MediaPart::of(part).is_some() => Ok(None),
         _ => Err(PyValueError::new_err(format!(
-            "a part of type '{}' in a message: parts are {{'type': 'text', 'text': …}}, {{'type': 'image'}} and \
-             {{'type': 'image_url', …}}",
+            "a part of type '{}' in a message: parts are {{'type': 'text', 'text': …}}, {{'type': 'image'}}, \
+             {{'type': 'image_url', …}}, {{'type': 'audio'}} and {{'type': 'input_audio', …}}",
             kind.unwrap_or("none")
         ))),
     }

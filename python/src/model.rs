@@ -19,7 +19,7 @@ use pyo3::types::{PyDict, PyString};
 
 use crate::adapters::{Lora, scales_of};
 use crate::batch::{FinishedText, finish_together};
-use crate::chat::{Chat, Image};
+use crate::chat::{Audio, Chat, GivenMedia, Image};
 use crate::compute::interruptible;
 use crate::memory::Memory;
 use crate::options::{Constraint, TextOptions, backend_options, text_options};
@@ -50,7 +50,7 @@ impl From<DraftHead> for HeadUse {
 pub(crate) struct Model {
     shared: Arc<SharedModel<cellar::Model>>,
     file: Arc<ModelFile>,
-    /// The reader of pictures; none where it sees none.
+    /// The reader of pictures or sounds; none where it takes none.
     reader: Option<Arc<PictureReader>>,
     /// Compiles grammars: made when the first is needed.
     compiler: OnceLock<GrammarCompiler>,
@@ -160,21 +160,28 @@ impl Model {
     /// Answers messages, each with 'role' and 'content', by the model's own chat template.
     /// 'variables' are others that the template reads, such as enable_thinking. 'images' are the
     /// pictures of parts {'type': 'image'}, or of the last message where there are none: bytes or
-    /// paths of files, or numpy arrays [height, width, 3] of uint8.
-    #[pyo3(signature = (messages, *, images=Vec::new(), tools=None, variables=None, **options))]
+    /// paths of files, or numpy arrays [height, width, 3] of uint8. 'audio' are the sounds of parts
+    /// {'type': 'audio'}, in the same way: bytes or paths of files, or numpy arrays of float32 with
+    /// 16000 samples a second.
+    #[pyo3(signature = (messages, *, images=Vec::new(), audio=Vec::new(), tools=None, variables=None, **options))]
     #[allow(clippy::too_many_arguments)] // keywords
     fn chat(
         &self,
         py: Python<'_>,
         messages: &Bound<'_, PyAny>,
         images: Vec<Image>,
+        audio: Vec<Audio>,
         tools: Option<&Bound<'_, PyAny>>,
         variables: Option<&Bound<'_, PyDict>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Text> {
         let mut chat = Chat::new(messages, tools, variables)?;
-        if chat.shows_pictures() || !images.is_empty() {
-            let prompt = self.with_pictures(&mut chat, images)?;
+        let given = GivenMedia {
+            images,
+            sounds: audio,
+        };
+        if chat.shows_media() || !given.is_empty() {
+            let prompt = self.with_media(&mut chat, given)?;
             return self.begin(py, prompt, text_options(options)?);
         }
         let text = self.rendered(py, &chat, GenerationPrompt::Add)?;
@@ -349,10 +356,16 @@ impl Model {
 }
 
 impl Model {
-    fn with_pictures(&self, chat: &mut Chat, images: Vec<Image>) -> PyResult<PromptTokens> {
-        let reader = self.reader.as_ref();
-        let reader = reader.ok_or_else(|| failed(&Error::SeesNothing))?;
-        let pictures = chat.take_pictures(reader, images)?;
+    fn with_media(&self, chat: &mut Chat, given: GivenMedia) -> PyResult<PromptTokens> {
+        let Some(reader) = &self.reader else {
+            let has_sounds = !given.sounds.is_empty() || chat.plays_sounds();
+            return Err(failed(if has_sounds {
+                &Error::HearsNothing
+            } else {
+                &Error::SeesNothing
+            }));
+        };
+        let pictures = chat.take_media(reader, given)?;
         let (messages, variables) = (&chat.messages, &chat.variables);
         let chat = picture_chat(&self.file, reader, messages, variables, &pictures);
         Ok(chat.map_err(|error| failed(&error))?.prompt)
@@ -445,7 +458,7 @@ fn in_thread<'py>(
     asyncio.call_method("to_thread", (method, argument), options)
 }
 
-/// A prompt without pictures.
+/// A prompt without pictures and sounds.
 fn text_only(tokens: Vec<TokenId>) -> PromptTokens {
     PromptTokens {
         tokens,

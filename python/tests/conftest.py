@@ -107,25 +107,25 @@ def in_folder(chat_model, adapters, tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture(scope="session")
-def seeing_model(tmp_path_factory):
-    """The path of a tiny LLaVA with random weights, whose template writes a mark for an image."""
-    folder = tmp_path_factory.mktemp("seeing")
-    fixture, words = ROOT / "tests/fixtures/vision/llava", ROOT / "tests/fixtures/tokenizers/spm512"
+def tower_model(folder, fixture, mark, type):
+    """A tiny model with a tower and random weights, whose template writes a mark for its parts."""
+    words = ROOT / "tests/fixtures/tokenizers/spm512"
     for name in ["config.json", "preprocessor_config.json"]:
         (folder / name).write_bytes((fixture / name).read_bytes())
     tokenizer = json.loads((words / "tokenizer.json").read_text())
-    image = json.loads((fixture / "config.json").read_text())["image_token_index"]
-    for token in range(512, 520):
-        text = "<image>" if token == image else f"<extra_{token}>"
+    config = json.loads((fixture / "config.json").read_text())
+    place = config.get("image_token_index", config.get("audio_token_index"))
+    for token in range(512, config["text_config"]["vocab_size"]):
+        text = mark if token == place else f"<extra_{token}>"
         flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
         tokenizer["added_tokens"].append({"id": token, "content": text, "special": True, **flags})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     settings = json.loads((words / "tokenizer_config.json").read_text())
     settings["chat_template"] = (
         "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
-        "{% for p in m.content %}{{ '<image>' if p.type == 'image' else p.text }}{% endfor %}"
-        "{% endif %}{% endfor %}"
+        "{% for p in m.content %}"
+        f"{{{{ '{mark}' if p.type == '{type}' else p.text }}}}"
+        "{% endfor %}{% endif %}{% endfor %}"
     )
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     random, tensors = np.random.default_rng(1), {}
@@ -134,3 +134,17 @@ def seeing_model(tmp_path_factory):
         tensors[tensor["name"]] = values
     write_safetensors(folder / "model.safetensors", tensors)
     return folder
+
+
+@pytest.fixture(scope="session")
+def seeing_model(tmp_path_factory):
+    """The path of a tiny LLaVA."""
+    fixture = ROOT / "tests/fixtures/vision/llava"
+    return tower_model(tmp_path_factory.mktemp("seeing"), fixture, "<image>", "image")
+
+
+@pytest.fixture(scope="session")
+def hearing_model(tmp_path_factory):
+    """The path of a tiny Qwen2-Audio."""
+    fixture = ROOT / "tests/fixtures/audio/qwen2_audio"
+    return tower_model(tmp_path_factory.mktemp("hearing"), fixture, "<|AUDIO|>", "audio")

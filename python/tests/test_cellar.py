@@ -265,8 +265,10 @@ def test_chats_take_parts_tools_and_variables(chat_model):
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]
     with pytest.raises(cellar.CellarError, match="no vision tower"):
         model.chat(image)
-    with pytest.raises(ValueError, match="input_audio"):
+    with pytest.raises(cellar.CellarError, match="no audio tower"):
         model.chat([{"role": "user", "content": [{"type": "input_audio"}]}])
+    with pytest.raises(ValueError, match="input_video"):
+        model.chat([{"role": "user", "content": [{"type": "input_video"}]}])
     with pytest.raises(ValueError, match="role"):
         model.chat([{"content": "Hello"}])
 
@@ -308,6 +310,48 @@ def test_chats_show_images(seeing_model, tmp_path):
     ]:
         with pytest.raises(error, match=reason):
             tokens(content, images)
+
+
+def test_chats_play_sounds(hearing_model, tmp_path):
+    model = cellar.Model(hearing_model)
+    samples = np.arange(9690, dtype=np.int64) * 911 % 20000 - 10000
+    data = samples.astype("<i2").tobytes()
+    form = struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16)
+    chunks = b"WAVEfmt " + form + b"data" + struct.pack("<I", len(data)) + data
+    wav = b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav)
+
+    def tokens(content, audio=()):
+        messages = [{"role": "user", "content": content}]
+        text = model.chat(messages, audio=list(audio), max_tokens=8, temperature=0)
+        text.finish()
+        return text.tokens
+
+    audio, question = {"type": "audio"}, {"type": "text", "text": "What?"}
+    wanted = tokens("What?", [wav])
+    floats = (samples / 32768).astype(np.float32)
+    assert wanted != tokens("What?", [floats[::-1].copy()])
+    given = {"type": "input_audio", "input_audio": {"data": base64.b64encode(wav).decode()}}
+    for content, sounds in [
+        ("What?", [path]),
+        ("What?", [floats]),
+        ([audio, question], [str(path)]),
+        ([given, question], []),
+    ]:
+        assert tokens(content, sounds) == wanted
+    for content, sounds, error, reason in [
+        ([audio, audio, question], [wav], ValueError, "1 are fewer than the parts"),
+        ([audio, question], [wav, wav], ValueError, "1 of 2 have no part"),
+        ("What?", [samples], TypeError, "numpy array of float32"),
+        ("What?", [b"no sound"], ValueError, "none of WAV"),
+        ("What?", [floats.repeat(2)], ValueError, "2 seconds: at most 1"),
+    ]:
+        with pytest.raises(error, match=reason):
+            tokens(content, sounds)
+    with pytest.raises(ValueError, match="takes no pictures"):
+        messages = [{"role": "user", "content": "What?"}]
+        model.chat(messages, images=[np.zeros((4, 4, 3), np.uint8)])
 
 
 def test_texts_are_awaited_and_iterated(model):

@@ -16,7 +16,7 @@ MISTAKES = [
     ("run -m https://huggingface.co/OWNER/NAME-GGUF hi", 1, "cellar pull OWNER/NAME-GGUF"),
     ("run -m https://ollama.com/library/llama3 hi", 1, "OWNER/NAME"),
     ("run -m model.gguf --lora a.gguf hi", 1, "cannot open 'a.gguf'"),
-    ("run -m model.gguf --image a.png hi", 1, "no vision tower.*--mmproj FILE"),
+    ("run -m model.gguf --image a.png hi", 1, "no vision or audio tower.*--mmproj FILE"),
     ("run -m model.gguf --mmproj a.gguf hi", 1, "cannot open 'a.gguf'"),
     ("generate hi", 2, "cellar run"),
     ("quantize model.gguf out.gguf q4_0", 2, "cellar convert"),

@@ -23,6 +23,7 @@ mod refusal;
 mod runner;
 pub mod settings;
 pub mod sizes;
+pub mod sound;
 pub mod vision;
 
 use std::num::NonZero;

@@ -1,10 +1,12 @@
-//! Tiny models that see pictures, with a tokenizer and a chat template, and the pictures that their
-//! references are about.
+//! Tiny models that see pictures or hear sounds, with a tokenizer and a chat template, and the
+//! pictures and sounds that their references are about.
 
 use std::path::Path;
 
+use model_core::media::MediaKind;
 use serde_json::{Value, json};
 
+use crate::sound::sound;
 use crate::{Recipe, fixture};
 
 /// The models, and what their templates write for a picture.
@@ -33,6 +35,19 @@ pub const MODELS: [(&str, &str); 20] = [
     ("gemma4_dense", "<|image|>"),
     ("minicpmv4_6", "<|image_pad|>"),
 ];
+
+/// The models that hear, and what their templates write for a sound.
+pub const HEARING: [(&str, &str); 1] = [("qwen2_audio", "<|audio_bos|><|AUDIO|><|audio_eos|>")];
+
+/// The models that see, and those that hear.
+pub fn all_models() -> impl Iterator<Item = (&'static str, &'static str)> {
+    MODELS.into_iter().chain(HEARING)
+}
+
+/// True if this is a model that hears.
+fn hears(name: &str) -> bool {
+    HEARING.iter().any(|(hearing, _)| *hearing == name)
+}
 
 /// The tokens behind those of `tokenizers/spm512`, as in `fixtures/vision/make.py`.
 const ADDED: [&str; 8] = [
@@ -67,6 +82,7 @@ fn own_tokens(name: &str) -> Vec<String> {
             "<image_id>",
             "</image_id>",
         ],
+        "qwen2_audio" => &["<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"],
         "internvl" => &["<img>", "</img>", "<IMG_CONTEXT>"],
         "smolvlm" => &["<fake_token_around_image>", "<global-img>"],
         "lfm2_vl" => &["<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"],
@@ -102,13 +118,22 @@ pub fn exact_size(name: &str) -> Option<([u32; 2], usize)> {
     }
 }
 
-/// The recipe of this name in `fixtures/vision`.
+/// The recipe of this name in `fixtures/vision`, or in `fixtures/audio`.
 pub fn recipe(name: &str) -> Recipe {
-    Recipe::open(&fixture("vision").join(name))
+    let folder = if hears(name) { "audio" } else { "vision" };
+    Recipe::open(&fixture(folder).join(name))
 }
 
-/// Writes the directory of a model, whose chat template writes `mark` for a picture and nothing
-/// around messages.
+/// The bytes of a picture or a sound of this size: [`picture`] or [`sound`].
+pub fn media(media: MediaKind, size: [u32; 2]) -> Vec<u8> {
+    match media {
+        MediaKind::Picture => picture(size),
+        MediaKind::Sound => sound(size),
+    }
+}
+
+/// Writes the directory of a model, whose chat template writes `mark` for a picture or a sound and
+/// nothing around messages.
 pub fn expand(name: &str, mark: &str, to: &Path) {
     let recipe = recipe(name);
     recipe.expand(to);
@@ -131,7 +156,7 @@ pub fn expand(name: &str, mark: &str, to: &Path) {
     std::fs::write(to.join("tokenizer.json"), tokenizer.to_string()).unwrap();
     let template = format!(
         "{{% for m in messages %}}{{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}\
-         {{% for p in m.content %}}{{% if p.type == 'image' %}}{mark}{{% else %}}{{{{ p.text }}}}\
+         {{% for p in m.content %}}{{% if p.type in ['image', 'audio'] %}}{mark}{{% else %}}{{{{ p.text }}}}\
          {{% endif %}}{{% endfor %}}{{% endif %}}{{% endfor %}}"
     );
     let settings = std::fs::read(spm.join("tokenizer_config.json")).unwrap();

@@ -49,12 +49,15 @@ pub enum Error {
     /// The engine refuses or fails.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A picture cannot be read or computed, or the vision tower not be used.
+    /// A picture or a sound cannot be read or computed, or the tower not be used.
     #[error(transparent)]
     Picture(Box<PictureError>),
     /// Pictures for a model without a vision tower.
     #[error("the model has no vision tower: it does not see pictures")]
     SeesNothing,
+    /// Sounds for a model without an audio tower.
+    #[error("the model has no audio tower: it does not hear sounds")]
+    HearsNothing,
     /// A request is refused, or its text has failed.
     #[error(transparent)]
     Text(#[from] ServiceError),

@@ -73,15 +73,15 @@ pub use model::{Model, embedder, reranker};
 pub use model_core;
 pub use model_core::chat_template::ChatMessage;
 pub use model_core::expert_tensors::{ExpertChoice, PatternError, TensorPattern};
+pub use model_core::media::{MediaKind, SoundError};
 pub use model_core::model_file::ModelFile;
 pub use model_core::picture::{PictureError, PreparedPicture, PromptTokens};
 pub use model_options::{HeadUse, ModelOptions};
 pub use model_vision::{
-    MAX_BYTES as MAX_PICTURE_BYTES, PictureReader, Vision, data_url_bytes, picture_address,
-    take_pictures,
+    MAX_BYTES as MAX_PICTURE_BYTES, MediaPart, PictureReader, Vision, data_url_bytes, take_pictures,
 };
 pub use options::GenerateOptions;
-pub use pictures::{PictureChat, open_tower, picture_chat, picture_message, vision_of};
+pub use pictures::{PictureChat, media_message, open_tower, picture_chat, vision_of};
 pub use plan::{BackendPlan, DeviceReport, LayersOnGpu, MemoryNeeds, gpu_room, plan_memory, taken};
 pub use text::{Text, TextState};
 

@@ -19,6 +19,7 @@ use kv_core::batch::Batch;
 use kv_core::memory::{Composite, Memory, Seqs};
 use kv_core::{SeqId, TokenId};
 use model_core::chat_template::ChatMessage;
+use model_core::media::MediaKind;
 use model_core::model_file::{ModelFile, OpenModel};
 use model_core::picture::PreparedPicture;
 use model_core::tokenizer::EncodeOptions;
@@ -32,7 +33,7 @@ use crate::choice::{ModelWork, choose_backend};
 use crate::error::Error;
 use crate::model_options::ModelOptions;
 use crate::options::GenerateOptions;
-use crate::pictures::{open_tower, picture_chat, picture_message, vision_of};
+use crate::pictures::{media_message, open_tower, picture_chat, vision_of};
 use crate::text::{Text, TextState};
 
 /// A model on a backend, with its texts.
@@ -49,7 +50,7 @@ use crate::text::{Text, TextState};
 pub struct Model<B: Backend = BoxedBackend, M: Memory + Clone = Composite> {
     file: Arc<ModelFile>,
     session: Session<B, M>,
-    /// The reader of pictures, where it has a vision tower.
+    /// The reader of pictures or sounds, where it has a tower.
     reader: Option<Arc<PictureReader>>,
 }
 
@@ -203,7 +204,7 @@ impl<B: Backend, M: Memory + Clone> Model<B, M> {
         Ok(Text::new(self, state))
     }
 
-    /// The reader of pictures; `None` where the model has no vision tower.
+    /// The reader of pictures or sounds; `None` where the model has no tower for them.
     pub fn picture_reader(&self) -> Option<&Arc<PictureReader>> {
         self.reader.as_ref()
     }
@@ -220,14 +221,45 @@ impl<B: Backend, M: Memory + Clone> Model<B, M> {
         text: &str,
         options: GenerateOptions,
     ) -> Result<Text<'_, B, M>, Error> {
-        let reader = self.reader.clone().ok_or(Error::SeesNothing)?;
-        let read = pictures.iter().map(|bytes| reader.read(bytes.as_ref()));
-        let pictures = read.collect::<Result<Vec<_>, _>>()?;
-        self.chat_with_pictures(&[picture_message(text, pictures.len())], &pictures, options)
+        self.take_in(MediaKind::Picture, pictures, text, options)
     }
 
-    /// Answers messages with pictures, which [`Model::picture_reader`] has read: each part
-    /// `{"type": "image"}` of a content is the next one.
+    /// Answers a message about sounds, which are given as the bytes of WAV, MP3 or FLAC files. What
+    /// was computed of the same sounds before is not computed again.
+    ///
+    /// # Errors
+    /// [`Error::HearsNothing`] where the model has no audio tower, [`Error::Picture`] where a sound
+    /// cannot be read; otherwise as [`Model::chat`].
+    pub fn listen(
+        &mut self,
+        sounds: &[impl AsRef<[u8]>],
+        text: &str,
+        options: GenerateOptions,
+    ) -> Result<Text<'_, B, M>, Error> {
+        self.take_in(MediaKind::Sound, sounds, text, options)
+    }
+
+    fn take_in(
+        &mut self,
+        media: MediaKind,
+        files: &[impl AsRef<[u8]>],
+        text: &str,
+        options: GenerateOptions,
+    ) -> Result<Text<'_, B, M>, Error> {
+        let missing = match media {
+            MediaKind::Picture => Error::SeesNothing,
+            MediaKind::Sound => Error::HearsNothing,
+        };
+        let reader = self.reader.clone().ok_or(missing)?;
+        let read = files
+            .iter()
+            .map(|bytes| reader.read_media(media, bytes.as_ref()));
+        let read = read.collect::<Result<Vec<_>, _>>()?;
+        self.chat_with_pictures(&[media_message(media, text, read.len())], &read, options)
+    }
+
+    /// Answers messages with pictures or sounds, which [`Model::picture_reader`] has read: each part
+    /// `{"type": "image"}` or `{"type": "audio"}` of a content is the next one.
     ///
     /// # Errors
     /// As [`Model::look`].

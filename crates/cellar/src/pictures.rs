@@ -1,11 +1,12 @@
-//! Pictures in prompts: the tower of a model on a backend, and messages with pictures as tokens.
-//! Knows nothing of how rows are computed.
+//! Pictures and sounds in prompts: the tower of a model on a backend, and messages with pictures or
+//! sounds as tokens. Knows nothing of how rows are computed.
 
 use std::path::Path;
 
 use cellar_engine::{DEFAULT_PICTURE_BYTES, Tower};
 use model_core::chat_template::GenerationPrompt;
 use model_core::expert_tensors::ExpertChoice;
+use model_core::media::MediaKind;
 use model_core::model_file::ModelFile;
 use model_core::picture::{PreparedPicture, PromptTokens};
 use model_core::tokenizer::EncodeOptions;
@@ -16,7 +17,7 @@ use crate::backends::{BackendOptions, open_backend};
 use crate::chat::render_json_chat;
 use crate::error::Error;
 
-/// The vision tower of a model, where it has one: in `mmproj`, in its directory, or in the one
+/// The vision or audio tower of a model, where it has one: in `mmproj`, in its directory, or in the one
 /// `mmproj` file next to it.
 ///
 /// # Errors
@@ -45,18 +46,18 @@ pub fn open_tower(vision: &Vision, backend: BackendOptions) -> Result<Tower, Err
     Ok(Tower::new(Box::new(encoder), DEFAULT_PICTURE_BYTES))
 }
 
-/// A chat with pictures.
+/// A chat with pictures or sounds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PictureChat {
     /// Its text as the model's own chat template renders it, with the model's text for each
-    /// picture.
+    /// picture or sound.
     pub text: String,
-    /// The same as tokens, with the names of pictures' rows.
+    /// The same as tokens, with the names of their rows.
     pub prompt: PromptTokens,
 }
 
-/// Messages with pictures as the model's own chat template renders them: each part
-/// `{"type": "image"}` of a content is the next picture
+/// Messages with pictures or sounds as the model's own chat template renders them: each part
+/// `{"type": "image"}` or `{"type": "audio"}` of a content is the next of `pictures`
 /// ([`take_pictures`](crate::take_pictures) makes such parts of OpenAI's). `variables` are others
 /// that templates read, such as `tools`.
 ///
@@ -78,9 +79,9 @@ pub fn picture_chat(
     Ok(PictureChat { text, prompt })
 }
 
-/// A message of a user with pictures before its text.
-pub fn picture_message(text: &str, n_pictures: usize) -> Value {
-    let mut parts = vec![json!({"type": "image"}); n_pictures];
+/// A message of a user with so many pictures or sounds before its text.
+pub fn media_message(media: MediaKind, text: &str, n: usize) -> Value {
+    let mut parts = vec![json!({"type": media.part_type()}); n];
     parts.push(json!({"type": "text", "text": text}));
     json!({"role": "user", "content": parts})
 }

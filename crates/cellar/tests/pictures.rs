@@ -1,4 +1,4 @@
-//! Prompts with pictures against transformers, from the bytes of files to the text; and what of
+//! Prompts with pictures or sounds against transformers, from the bytes of files to the text; and what of
 //! them is remembered.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
@@ -17,7 +17,8 @@ use cellar::{
     ModelFile, ModelOptions, PictureError, PreparedPicture, PromptTokens, SamplerConfig, TokenId,
     architectures, open_backend, picture_chat,
 };
-use model_tests::vision::{MODELS, SIZES, expand, picture, recipe};
+use model_tests::sound::sound;
+use model_tests::vision::{HEARING, MODELS, SIZES, all_models, expand, media, picture, recipe};
 use serde_json::{Value, json};
 
 fn open(name: &str, mark: &str, engine: EngineConfig) -> Model {
@@ -36,11 +37,12 @@ fn open(name: &str, mark: &str, engine: EngineConfig) -> Model {
 
 fn read(model: &Model, sizes: &[[u32; 2]]) -> Vec<PreparedPicture> {
     let reader = model.picture_reader().unwrap();
-    let read = |&size: &_| reader.read(&picture(size)).unwrap();
+    let kind = reader.media();
+    let read = |&size: &_| reader.read_media(kind, &media(kind, size)).unwrap();
     sizes.iter().map(read).collect()
 }
 
-/// The prompt of the reference, about two pictures of these sizes.
+/// The prompt of the reference, about two pictures or sounds of these sizes.
 fn prompt(model: &Model, sizes: &[[u32; 2]]) -> PromptTokens {
     prompt_asking(model, sizes, " of what?")
 }
@@ -48,18 +50,18 @@ fn prompt(model: &Model, sizes: &[[u32; 2]]) -> PromptTokens {
 /// The same with another question behind the pictures.
 fn prompt_asking(model: &Model, sizes: &[[u32; 2]], question: &str) -> PromptTokens {
     let text = |text: &str| json!({"type": "text", "text": text});
-    let image = json!({"type": "image"});
+    let reader = model.picture_reader().unwrap();
+    let part = json!({"type": reader.media().part_type()});
     let content: Value = [
         text("A picture "),
-        image.clone(),
+        part.clone(),
         text(" and another "),
-        image,
+        part,
         text(question),
     ]
     .into_iter()
     .collect();
     let messages = [json!({"role": "user", "content": content})];
-    let reader = model.picture_reader().unwrap();
     let variables = serde_json::Map::new();
     let chat = picture_chat(
         model.file(),
@@ -95,11 +97,11 @@ fn ids(text: &FinishedText) -> Vec<u32> {
 
 #[test]
 fn texts_about_pictures_are_the_references() {
-    for (name, mark) in MODELS {
+    for (name, mark) in all_models() {
         let mut model = open(name, mark, EngineConfig::default());
         let (recipe, prompt) = (recipe(name), prompt(&model, &SIZES));
         let reference = recipe.reference();
-        let keys = ["image_token_id", "image_token_index"];
+        let keys = ["image_token_id", "image_token_index", "audio_token_index"];
         let placeholder = keys
             .iter()
             .find_map(|key| recipe.config().get(*key)?.as_u64());
@@ -153,7 +155,7 @@ const TOLERANCE: f64 = 2e-4;
 
 #[test]
 fn logits_over_the_references_rows_are_its_own() {
-    for (name, mark) in MODELS {
+    for (name, mark) in all_models() {
         let seeing = open(name, mark, EngineConfig::default());
         let reference = recipe(name).reference();
         let rows = |(number, read): (usize, &PreparedPicture)| {
@@ -190,7 +192,7 @@ fn logits_over_the_references_rows_are_its_own() {
 /// In pieces, next to others and after a preemption a text is the same.
 #[test]
 fn texts_about_pictures_do_not_depend_on_company() {
-    for (name, mark) in MODELS {
+    for (name, mark) in all_models() {
         let wanted = recipe(name).reference().ids("greedy").unwrap();
         for (n_ubatch, n_ctx) in [(24, 256), (31, 256), (512, 160)] {
             let engine = EngineConfig {
@@ -224,7 +226,7 @@ const WITH_STATES: [&str; 4] = ["qwen3_5", "qwen3_5_moe", "lfm2_vl", "minicpmv4_
 /// others shares what is before them.
 #[test]
 fn the_same_picture_is_computed_once() {
-    for (name, mark) in MODELS {
+    for (name, mark) in all_models() {
         let mut model = open(name, mark, EngineConfig::default());
         let computed = |model: &mut Model| model.session().tower().unwrap().n_computed();
         let first = prompt(&model, &SIZES);
@@ -264,7 +266,7 @@ fn the_same_picture_is_computed_once() {
 /// A second question about the same pictures computes no token of theirs.
 #[test]
 fn another_question_computes_itself_alone() {
-    for (name, mark) in MODELS {
+    for (name, mark) in all_models() {
         // A sequence for each copy.
         let config = EngineConfig {
             n_seqs: 4,
@@ -438,6 +440,8 @@ fn a_model_without_a_tower_says_so() {
     let mut model = Model::open(format!("{models}/stories-llama-f16.gguf")).unwrap();
     let error = model.look(&[picture(SIZES[0])], "What?", GenerateOptions::default());
     assert!(matches!(error.unwrap_err(), Error::SeesNothing));
+    let error = model.listen(&[sound(SIZES[0])], "What?", GenerateOptions::default());
+    assert!(matches!(error.unwrap_err(), Error::HearsNothing));
     let seeing = open("llava", "<image>", EngineConfig::default());
     let error = model.begin(request(prompt(&seeing, &SIZES))).unwrap_err();
     assert_eq!(
@@ -450,4 +454,33 @@ fn a_model_without_a_tower_says_so() {
     };
     let error = model.begin(named).unwrap_err().to_string();
     assert!(error.contains("2147483648"), "{error}");
+}
+
+#[test]
+fn a_model_takes_what_its_tower_is_for() {
+    let (name, mark) = HEARING[0];
+    let mut hearing = open(name, mark, EngineConfig::default());
+    let options = || GenerateOptions {
+        sampler: SamplerConfig::greedy(),
+        n_predict: Some(6),
+        ..GenerateOptions::default()
+    };
+    let mut said = |size| {
+        let text = hearing.listen(&[sound(size)], "What?", options());
+        text.unwrap().finish().unwrap()
+    };
+    let first = said(SIZES[0]);
+    assert_ne!(said(SIZES[1]), first);
+    assert_eq!(said(SIZES[0]), first);
+    let error = hearing.look(&[picture(SIZES[0])], "What?", options());
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "the model takes no pictures: its tower makes rows of sounds"
+    );
+    let mut seeing = open("llava", "<image>", EngineConfig::default());
+    let error = seeing.listen(&[sound(SIZES[0])], "What?", options());
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "the model takes no sounds: its tower makes rows of pictures"
+    );
 }

@@ -249,7 +249,7 @@ pub(crate) struct ComputeArgs {
     pub(crate) no_memory_check: bool,
 }
 
-/// The vision tower of a model that sees pictures.
+/// The tower of a model that sees pictures or hears sounds.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct VisionArgs {
     /// GGUF file of the model's vision tower [default: the model's directory, or the one mmproj

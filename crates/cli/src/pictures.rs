@@ -1,12 +1,12 @@
-//! The vision tower of a command's model, and the pictures that it reads.
+//! The vision or audio tower of a command's model, and the pictures or sounds that it reads.
 //!
-//! Invariant: a tower that cannot be used is an error where a picture or `--mmproj` asks for it,
-//! and otherwise a note. Knows no prompt.
+//! Invariant: a tower that cannot be used is an error where a picture, a sound or `--mmproj` asks
+//! for it, and otherwise a note. Knows no prompt.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cellar::{PictureReader, PreparedPicture, Vision};
+use cellar::{MediaKind, MediaPart, PictureReader, PreparedPicture, Vision};
 use cellar_engine::Tower;
 use model_core::model_file::ModelFile;
 
@@ -16,7 +16,7 @@ use crate::input;
 use crate::models::ModelSource;
 use crate::resolve;
 
-/// Whether a command shows its model pictures.
+/// Whether a command shows its model pictures, or plays it sounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PictureUse {
     /// Texts alone.
@@ -26,7 +26,7 @@ pub(crate) enum PictureUse {
 }
 
 impl PictureUse {
-    /// That of so many pictures.
+    /// That of so many pictures or sounds.
     pub(crate) fn of(n_pictures: usize) -> Self {
         if n_pictures == 0 {
             Self::Unused
@@ -36,7 +36,7 @@ impl PictureUse {
     }
 }
 
-/// The tower of a model, or why it sees no pictures.
+/// The tower of a model, or why it sees and hears nothing.
 pub(crate) type Sight = Result<Vision, String>;
 
 /// The tower of a model.
@@ -61,7 +61,7 @@ pub(crate) fn sight(
         Ok(None) => Ok(Err(none(source))),
         Err(error) if mmproj.is_some() => Err(error.into()),
         Err(error) => {
-            tracing::debug!(%error, "no vision tower");
+            tracing::debug!(%error, "no tower");
             Ok(Err(error.to_string()))
         }
     }
@@ -100,7 +100,7 @@ pub(crate) fn wanted_tower(
 
 fn none(source: &ModelSource) -> String {
     format!(
-        "{} has no vision tower: it takes text only (--mmproj FILE gives one)",
+        "{} has no vision or audio tower: it takes text only (--mmproj FILE gives one)",
         source.name()
     )
 }
@@ -120,14 +120,14 @@ pub(crate) fn tower_or_warning(sight: &mut Sight, compute: &ComputeArgs) -> Opti
     match tower(vision, compute) {
         Ok(tower) => Some(tower),
         Err(error) => {
-            crate::failure::warn(&format!("the vision tower is not loaded: {error}"));
+            crate::failure::warn(&format!("the tower is not loaded: {error}"));
             *sight = Err(error.to_string());
             None
         }
     }
 }
 
-/// The reader of pictures, or the reason why there is none.
+/// The reader of pictures or sounds, or the reason why there is none.
 pub(crate) fn reader(sight: &Sight) -> Result<Arc<PictureReader>, String> {
     match sight {
         Ok(vision) => Ok(Arc::clone(vision.reader())),
@@ -151,29 +151,45 @@ pub(crate) fn fetcher() -> cellar_server::PictureFetcher {
     })
 }
 
-/// Reads pictures from files.
+/// Reads pictures and sounds from files: first these pictures, then these sounds. No model takes
+/// both.
 ///
 /// # Errors
-/// Where one cannot be read, or the model sees none.
-pub(crate) fn read(sight: &Sight, paths: &[PathBuf]) -> anyhow::Result<Vec<PreparedPicture>> {
-    paths.iter().map(|path| read_one(sight, path)).collect()
+/// Where one cannot be read, or the model does not take it.
+pub(crate) fn read(
+    sight: &Sight,
+    pictures: &[PathBuf],
+    sounds: &[PathBuf],
+) -> anyhow::Result<Vec<PreparedPicture>> {
+    let pictures = pictures
+        .iter()
+        .map(|path| read_one(sight, MediaKind::Picture, path));
+    let sounds = sounds
+        .iter()
+        .map(|path| read_one(sight, MediaKind::Sound, path));
+    pictures.chain(sounds).collect()
 }
 
-/// Reads a picture from a file.
+/// Reads a picture or a sound from a file.
 ///
 /// # Errors
 /// As [`read`].
-pub(crate) fn read_one(sight: &Sight, path: &Path) -> anyhow::Result<PreparedPicture> {
+pub(crate) fn read_one(
+    sight: &Sight,
+    media: MediaKind,
+    path: &Path,
+) -> anyhow::Result<PreparedPicture> {
     let named = || format!("'{}'", path.display());
-    let vision = seeing(sight, named)?;
-    prepared(vision, &input::bytes(path)?, named)
+    let vision = taking(sight, media, named)?;
+    prepared(vision, media, &input::bytes(path)?, named)
 }
 
-/// Reads a picture from where a part of a message says it is: a `data:` URL, or a file.
+/// Reads a picture or a sound from where a part of a message says it is: a `data:` URL, or a file.
 ///
 /// # Errors
 /// As [`read`]; where it is on the network.
-pub(crate) fn read_address(sight: &Sight, address: &str) -> anyhow::Result<PreparedPicture> {
+pub(crate) fn read_part(sight: &Sight, part: &MediaPart<'_>) -> anyhow::Result<PreparedPicture> {
+    let (media, address) = (part.media, &*part.address);
     if address.starts_with("http://") || address.starts_with("https://") {
         anyhow::bail!(
             "'{address}' is on the network, and nothing is fetched from there: give a 'data:' URL, or the name of \
@@ -182,27 +198,28 @@ pub(crate) fn read_address(sight: &Sight, address: &str) -> anyhow::Result<Prepa
     }
     if !address.starts_with("data:") {
         let path = address.strip_prefix("file://").unwrap_or(address);
-        return read_one(sight, Path::new(path));
+        return read_one(sight, media, Path::new(path));
     }
-    let named = || "a 'data:' URL".to_owned();
-    let vision = seeing(sight, named)?;
-    let bytes = cellar::data_url_bytes(address);
+    let named = || format!("a {media} in base64");
+    let vision = taking(sight, media, named)?;
+    let bytes = cellar::data_url_bytes(media, address);
     let bytes = bytes.map_err(|error| anyhow::anyhow!("{}: {error}", named()))?;
-    prepared(vision, &bytes, named)
+    prepared(vision, media, &bytes, named)
 }
 
-fn seeing(sight: &Sight, named: impl Fn() -> String) -> anyhow::Result<&Vision> {
+fn taking(sight: &Sight, media: MediaKind, named: impl Fn() -> String) -> anyhow::Result<&Vision> {
     match sight {
         Ok(vision) => Ok(vision),
-        Err(why) => anyhow::bail!("{} is a picture, and {why}", named()),
+        Err(why) => anyhow::bail!("{} is a {media}, and {why}", named()),
     }
 }
 
 fn prepared(
     vision: &Vision,
+    media: MediaKind,
     bytes: &[u8],
     named: impl Fn() -> String,
 ) -> anyhow::Result<PreparedPicture> {
-    let read = vision.reader().read(bytes);
+    let read = vision.reader().read_media(media, bytes);
     read.map_err(|error| anyhow::anyhow!("{}: {error}", named()))
 }

@@ -1,8 +1,10 @@
-//! Pictures on the command line: `--image`, and what is said where a model sees none.
+//! Pictures and sounds on the command line: `--image`, `--audio`, and what is said where a model
+//! takes none.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use model_tests::vision::{SIZES, expand, picture};
+use model_tests::sound::sound;
+use model_tests::vision::{HEARING, SIZES, expand, picture};
 
 use serde_json::{Value, json as value};
 
@@ -80,8 +82,8 @@ fn a_batch_shows_pictures_as_run_does() {
     }
     for (part, wanted) in [
         (
-            value!({"type": "input_audio"}),
-            "line 1: a part of a message has the type \"input_audio\"",
+            value!({"type": "input_video"}),
+            "line 1: a part of a message has the type \"input_video\"",
         ),
         (part("https://example.com/a.png"), "nothing is fetched"),
         (part("no-such.png"), "no-such.png"),
@@ -161,7 +163,10 @@ fn what_cannot_be_shown_is_said() {
     let stories = stories.to_str().unwrap();
     let (code, message) = failure(&["run", "-m", stories, "--image", &a, "--chat", "What?"]);
     assert_eq!(code, 1);
-    assert!(message.contains("has no vision tower"), "{message}");
+    assert!(
+        message.contains("has no vision or audio tower"),
+        "{message}"
+    );
     let text = folder.path().join("a.txt");
     std::fs::write(&text, "no picture").unwrap();
     let text = text.to_str().unwrap();
@@ -177,5 +182,87 @@ fn what_cannot_be_shown_is_said() {
     assert_eq!(code, 1);
     assert!(message.contains("clip.vision"), "{message}");
     let (code, _) = failure(&["run", "-m", &seeing, "--image", &a, "--raw", "What?"]);
+    assert_eq!(code, 2);
+}
+
+/// The directory of a model that hears, with sounds in it.
+fn hearing() -> (tempfile::TempDir, String, [String; 2]) {
+    let folder = tempfile::tempdir().unwrap();
+    let (name, mark) = HEARING[0];
+    expand(name, mark, folder.path());
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let sounds = [path("a.wav"), path("b.wav")];
+    for (file, size) in sounds.iter().zip(SIZES) {
+        std::fs::write(file, sound(size)).unwrap();
+    }
+    let model = folder.path().to_str().unwrap().to_owned();
+    (folder, model, sounds)
+}
+
+#[test]
+fn sounds_are_heard_in_runs_batches_and_conversations() {
+    let (folder, model, [a, b]) = hearing();
+    let run = |sounds: &[&str]| {
+        let mut args = vec!["run", "-m", &model, "--json", "--temp", "0", "-n", "6"];
+        sounds
+            .iter()
+            .for_each(|sound| args.extend(["--audio", sound]));
+        args.push("What is this?");
+        json(&args)
+    };
+    let text = |sounds: &[&str]| run(sounds)["text"].as_str().unwrap().to_owned();
+    let n_tokens = |report: Value| report["prompt_tokens"].as_u64().unwrap();
+    // 3 rows of the second, and the tokens around it.
+    assert_eq!(n_tokens(run(&[&a, &b])), n_tokens(run(&[&a])) + 5);
+    assert_ne!(text(&[&a]), text(&[&b]));
+    let part = |part: Value| {
+        let question = value!({"type": "text", "text": "What is this?"});
+        let message = value!({"role": "user", "content": [part, question]});
+        value!({"messages": [message], "max_tokens": 6, "temperature": 0}).to_string()
+    };
+    let data = base64(&std::fs::read(&a).unwrap());
+    let lines = [
+        part(value!({"type": "audio_url", "audio_url": {"url": a}})),
+        part(value!({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})),
+    ];
+    for answer in json_lines(&["batch", "-m", &model, "-f", "-"], &lines.join("\n")) {
+        assert_eq!(answer["text"], text(&[&a]), "{answer}");
+    }
+    let saved = folder.path().join("chat.json");
+    let saved = saved.to_str().unwrap();
+    let lines = format!("/audio {a}\nWhat is this?\n/save {saved}");
+    let mut command = cellar();
+    command.args(["chat", "-m", &model, "--temp", "0", "-n", "6"]);
+    let done = command.write_stdin(lines).assert().success();
+    let out = String::from_utf8_lossy(&done.get_output().stdout).into_owned();
+    assert_eq!(out.trim(), text(&[&a]).trim());
+    let file: Value = serde_json::from_slice(&std::fs::read(saved).unwrap()).unwrap();
+    let part = value!({"type": "audio", "path": a});
+    assert_eq!(file["messages"][0]["content"][0], part);
+}
+
+#[test]
+fn what_cannot_be_heard_is_said() {
+    let (folder, hearing, [a, _]) = hearing();
+    let stories = model();
+    let stories = stories.to_str().unwrap();
+    let said = |args: &[&str], why: &str| {
+        let (code, message) = failure(args);
+        assert_eq!(code, 1, "{message}");
+        assert!(message.contains(why), "{message}");
+    };
+    let why = "is a sound, and";
+    said(
+        &["run", "-m", stories, "--audio", &a, "--chat", "What?"],
+        why,
+    );
+    let cut = folder.path().join("cut.wav");
+    std::fs::write(&cut, &sound(SIZES[0])[..2000]).unwrap();
+    let cut = cut.to_str().unwrap();
+    let why = "cut.wav': the sound cannot be read: it is cut short";
+    said(&["run", "-m", &hearing, "--audio", cut, "What?"], why);
+    let why = "the model takes no pictures";
+    said(&["run", "-m", &hearing, "--image", &a, "What?"], why);
+    let (code, _) = failure(&["run", "-m", &hearing, "--audio", &a, "--raw", "What?"]);
     assert_eq!(code, 2);
 }

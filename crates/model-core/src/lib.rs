@@ -25,6 +25,7 @@ pub mod imatrix;
 mod map;
 #[cfg(unix)]
 mod map_guard;
+pub mod media;
 pub mod message_ends;
 pub mod model_file;
 pub mod picture;

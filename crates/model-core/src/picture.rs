@@ -3,8 +3,8 @@
 //! A prompt holds the rows of a picture in place of tokens, under names
 //! ([`TokenId::names_row`]). Invariant: a name follows from the values that the tower is given, the
 //! tower and the number of the row alone. So whatever compares tokens (cached prefixes, saved
-//! states, events) tells pictures apart, and finds the same one again. Knows no file format and
-//! computes nothing.
+//! states, events) tells pictures apart, and finds the same one again. A sound is one of these, too:
+//! its patches are the frames of its spectrogram. Knows no file format and computes nothing.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -16,6 +16,7 @@ use kv_core::grid::GridPos;
 use kv_graph::weights::SourceChanged;
 
 use crate::error::{ModelError, ModelFileError};
+use crate::media::{MediaKind, SoundError};
 
 /// The identity of a picture: 128 bits of a hash of what the tower is given and of the tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -289,10 +290,21 @@ pub enum PictureError {
         /// The largest factor.
         limit: u32,
     },
+    /// A sound cannot be read.
+    #[error(transparent)]
+    Sound(#[from] SoundError),
+    /// A picture for a model that hears, or a sound for one that sees.
+    #[error("the model takes no {given}s: its tower makes rows of {taken}s")]
+    OtherMedia {
+        /// What was given.
+        given: MediaKind,
+        /// What its tower takes.
+        taken: MediaKind,
+    },
     /// The prompt has no place for each picture.
     #[error(
-        "the prompt has {n_places} places for pictures and its pictures need {n_runs}: the chat template does \
-         not write one for each picture, or a text spells the model's mark of one"
+        "the prompt has {n_places} places for pictures or sounds, and those given need {n_runs}: the chat \
+         template does not write one for each, or a text spells the model's mark of one"
     )]
     Places {
         /// Placeholders in the prompt.
@@ -304,7 +316,7 @@ pub enum PictureError {
     #[error(transparent)]
     File(#[from] ModelFileError),
     /// The tower is not supported, or not whole.
-    #[error("the vision tower in '{}': {reason}", path.display())]
+    #[error("the tower in '{}': {reason}", path.display())]
     Tower {
         /// Where it is.
         path: PathBuf,
@@ -313,7 +325,7 @@ pub enum PictureError {
     },
     /// A class whose tower is not known.
     #[error(
-        "the vision tower of a {class} is not supported: those of these classes are: {}",
+        "the vision or audio tower of a {class} is not supported: those of these classes are: {}",
         known.join(", ")
     )]
     Unsupported {
@@ -324,7 +336,7 @@ pub enum PictureError {
     },
     /// The tower is of another model.
     #[error(
-        "the vision tower in '{}' gives rows of {got} values, and the model takes {wanted}: it is of another \
+        "the tower in '{}' gives rows of {got} values, and the model takes {wanted}: it is of another \
          model",
         path.display()
     )]
@@ -338,7 +350,7 @@ pub enum PictureError {
     },
     /// The vocabulary has no token for pictures.
     #[error(
-        "the vision tower in '{}' needs the token '{token}', which the model's vocabulary does not have",
+        "the tower in '{}' needs the token '{token}', which the model's vocabulary does not have",
         path.display()
     )]
     NoPlaceholder {

@@ -31,13 +31,15 @@ pub(crate) enum Arrangement {
         /// Rows of a square.
         kernel: usize,
     },
+    /// So many that follow each other become their mean; what is over goes (Qwen2-Audio).
+    Pooled(usize),
 }
 
 impl Arrangement {
     /// The width of rows of `dim` values afterwards.
     pub(crate) fn width(self, dim: usize) -> usize {
         match self {
-            Self::Averaged { .. } => dim,
+            Self::Averaged { .. } | Self::Pooled(_) => dim,
             Self::Joined(n) | Self::JoinedAgain { n, .. } => n * dim,
             Self::Squares { side, .. } => side * side * dim,
         }
@@ -47,7 +49,7 @@ impl Arrangement {
     pub(crate) fn n_rows(self, tile: &Tile) -> usize {
         let n = tile.places.len();
         match self {
-            Self::Joined(joined) => n / joined.max(1),
+            Self::Joined(joined) | Self::Pooled(joined) => n / joined.max(1),
             Self::JoinedAgain {
                 n: joined,
                 n_patches,
@@ -73,6 +75,7 @@ impl Arrangement {
                 joined(rows, dim, patch_sides(tile, n_before), side)
             }
             Self::Averaged { kernel } => averaged(&rows, dim, [height, width], kernel),
+            Self::Pooled(n) => pooled(&rows, dim, n.max(1)),
         };
         reordered(rows, self.width(dim), &tile.order)
     }
@@ -124,6 +127,17 @@ fn averaged(rows: &[f32], dim: usize, [height, width]: [usize; 2], kernel: usize
     out
 }
 
+fn pooled(rows: &[f32], dim: usize, n: usize) -> Vec<f32> {
+    let groups = rows.chunks_exact((n * dim).max(1));
+    let value = |group: &[f32], at: usize| {
+        let sum: f32 = group.iter().skip(at).step_by(dim.max(1)).sum();
+        sum / n as f32
+    };
+    groups
+        .flat_map(|group| (0..dim).map(move |at| value(group, at)))
+        .collect()
+}
+
 fn joined(rows: &[f32], dim: usize, [height, width]: [usize; 2], side: usize) -> Vec<f32> {
     let side = side.max(1);
     let mut out = Vec::with_capacity(rows.len());
@@ -166,6 +180,14 @@ mod tests {
             averaged.apply(rows.clone(), 2, &tile),
             [2.5, 102.5, 4.5, 104.5]
         );
+    }
+
+    #[test]
+    fn rows_that_follow_each_other_become_their_mean() {
+        let (tile, rows) = tile(5, 1);
+        let pooled = Arrangement::Pooled(2);
+        assert_eq!((pooled.width(2), pooled.n_rows(&tile)), (2, 2));
+        assert_eq!(pooled.apply(rows, 2, &tile), [0.5, 100.5, 2.5, 102.5]);
     }
 
     #[test]

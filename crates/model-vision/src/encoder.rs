@@ -24,7 +24,7 @@ use model_core::picture::{
 
 use crate::resample::{AxisRows, Resampling};
 use crate::stage::Stage;
-use crate::tower::{LINE_END, POSITIONS, Tower, TowerPositions};
+use crate::tower::{LINE_END, POSITIONS, STEM_FRAMES, Tower, TowerPositions};
 
 /// The rows of the compiled graphs that are kept, all together: each has memory for its own.
 const KEPT_ROWS: usize = 1 << 14;
@@ -138,7 +138,7 @@ impl<B: Backend> TowerEncoder<B> {
         };
         let deep = partial.results.split_off(partial.results.len().min(1));
         let given = match partial.results.pop() {
-            None => self.given(tile)?,
+            None => self.given(tile, cancel)?,
             Some(patches) => {
                 let n_rows = patches.len() / tower.stage_width(stage).max(1);
                 // Behind a merger rows are no longer those of patches.
@@ -159,8 +159,13 @@ impl<B: Backend> TowerEncoder<B> {
     }
 
     /// What comes in for the patches of a tile.
-    fn given(&self, tile: &Tile) -> Result<Tile, PictureError> {
-        let tower = &self.tower;
+    fn given(&mut self, tile: &Tile, cancel: &CancelFlag) -> Result<Tile, PictureError> {
+        let tower = Arc::clone(&self.tower);
+        let stem = match tower.n_bins {
+            None => None,
+            Some(n_bins) => Some(self.stem(tile, n_bins, cancel)?),
+        };
+        let tile = stem.as_ref().unwrap_or(tile);
         let rows = match &self.positions {
             PositionRows::None => return Ok(tile.clone()),
             PositionRows::Square(square, how) => how.rows(square, tower.dim, tile),
@@ -198,6 +203,31 @@ impl<B: Backend> TowerEncoder<B> {
             parts.push((projected, tower.projected_dim(steps)));
         }
         Ok(side_by_side(parts))
+    }
+
+    /// The tile of a sound with what the first convolution makes of its frames, as the second one
+    /// takes it.
+    fn stem(
+        &mut self,
+        tile: &Tile,
+        n_bins: usize,
+        cancel: &CancelFlag,
+    ) -> Result<Tile, PictureError> {
+        let dim = self.tower.dim;
+        let frames = Tile {
+            patches: overlapping(&tile.patches, n_bins, 1),
+            ..Tile::default()
+        };
+        let results = self.run(Stage::Stem, &frames, cancel)?;
+        // Before the first row there is an empty one.
+        let mut rows = vec![0.0; dim];
+        rows.extend(results.into_iter().next().unwrap_or_default());
+        Ok(Tile {
+            patches: overlapping(&rows, dim, 2),
+            positions: tile.positions.clone(),
+            places: tile.places.clone(),
+            order: Vec::new(),
+        })
     }
 
     /// The results of a graph for a tile's values.
@@ -315,6 +345,16 @@ impl<B: Backend> fmt::Debug for TowerEncoder<B> {
             .field("backend", &self.backend.info())
             .finish_non_exhaustive()
     }
+}
+
+/// The values of each three rows that follow each other, from every `step`th row on.
+fn overlapping(rows: &[f32], width: usize, step: usize) -> Vec<f32> {
+    let windows = rows.windows((STEM_FRAMES * width).max(1));
+    windows
+        .step_by((step * width).max(1))
+        .flatten()
+        .copied()
+        .collect()
 }
 
 /// The rows of several lists, each with its width, concatenated.

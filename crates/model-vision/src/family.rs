@@ -1,6 +1,8 @@
-//! [`Family`]: what a projector type means for tower, pictures and prompts, a row each.
+//! [`Family`]: what a projector type means for tower, pictures or sounds, and prompts, a row each.
 //!
 //! Invariant: a type that is not in the table is refused by its name. Knows no file.
+
+use model_core::media::MediaKind;
 
 /// The kind of a tower's layers and positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +41,19 @@ pub(crate) enum TowerKind {
     /// Rotated by rows and columns with frequencies in turn, RMS norms, gates, no biases (Pixtral,
     /// Agrawal et al., arXiv 2410.07073).
     Pixtral,
+    /// Hears: two convolutions over frames, learned positions (Whisper, Radford et al., arXiv
+    /// 2212.04356).
+    Whisper,
+}
+
+impl TowerKind {
+    /// What it makes rows of.
+    pub(crate) fn media(self) -> MediaKind {
+        match self {
+            Self::Whisper => MediaKind::Sound,
+            _ => MediaKind::Picture,
+        }
+    }
 }
 
 /// The projector between a tower and a decoder.
@@ -69,6 +84,8 @@ pub(crate) enum ProjectorKind {
     /// Squares become one row, a norm and two matrices with GELU between them, `mm.up` and
     /// `mm.down` (MiniCPM-V 4.6).
     UpDown,
+    /// The mean of two rows that follow each other, a norm and a matrix (Qwen2-Audio).
+    NormedPairs,
 }
 
 /// The text that stands for a picture in a prompt, around placeholders.
@@ -158,7 +175,7 @@ const OF_LLAMA4: TileNames = TileNames {
 /// The rows of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Family {
-    /// `clip.vision.projector_type`
+    /// `clip.vision.projector_type`, or `clip.audio.projector_type`
     pub(crate) name: &'static str,
     pub(crate) tower: TowerKind,
     pub(crate) projector: ProjectorKind,
@@ -288,6 +305,15 @@ pub(crate) const FAMILIES: &[Family] = &[
         mark: "<image>",
         placeholder: "<image>",
         text: PictureText::Tiles(OF_LFM2),
+        sees_itself: false,
+    },
+    Family {
+        name: "qwen2a",
+        tower: TowerKind::Whisper,
+        projector: ProjectorKind::NormedPairs,
+        mark: "<|AUDIO|>",
+        placeholder: "<|AUDIO|>",
+        text: PictureText::Around(["", ""]),
         sees_itself: false,
     },
 ];

@@ -1,9 +1,11 @@
-//! Vision towers: from the bytes of a picture to rows that stand in place of tokens.
+//! Vision and audio towers: from the bytes of a picture or a sound to rows that stand in place of
+//! tokens.
 //!
-//! In reading order: [`Vision`] (a tower beside a model), [`PictureReader`] (decodes a picture and
-//! prepares it as the model's own processor does), [`Tower`] (its graphs, as data over the shared
-//! blocks) and [`TowerEncoder`] (runs them on a backend). A family is a row of a table: which tower
-//! it has, how pictures are prepared for it, and what stands for one in a prompt. Knows no decoder.
+//! In reading order: [`Vision`] (a tower beside a model), [`PictureReader`] (decodes a picture or a
+//! sound and prepares it as the model's own processor does), [`Tower`] (its graphs, as data over the
+//! shared blocks) and [`TowerEncoder`] (runs them on a backend). A family is a row of a table: which
+//! tower it has, how pictures or sounds are prepared for it, and what stands for one in a prompt.
+//! Knows no decoder.
 
 mod arrange;
 mod clip;
@@ -18,6 +20,7 @@ mod reader;
 mod resample;
 mod size;
 mod slices;
+mod sound;
 mod stage;
 mod tiles;
 mod tower;
@@ -25,7 +28,7 @@ mod vision;
 mod weights;
 
 pub use encoder::TowerEncoder;
-pub use message_parts::{data_url_bytes, picture_address, take_pictures};
+pub use message_parts::{MediaPart, data_url_bytes, take_pictures};
 pub use pixels::{MAX_BYTES, MAX_PIXELS};
 pub use reader::PictureReader;
 pub use tower::Tower;

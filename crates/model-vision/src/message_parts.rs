@@ -1,56 +1,87 @@
-//! Pictures in messages: the parts that name them, and `data:` URLs.
+//! Pictures and sounds in messages: the parts that name them, and `data:` URLs.
 //!
-//! Invariant: a chat template sees parts `{"type": "image"}` alone, without bytes. Knows no model
-//! and opens no file.
+//! Invariant: a chat template sees parts `{"type": "image"}` and `{"type": "audio"}` alone, without
+//! bytes. Knows no model and opens no file.
 
 use std::borrow::Cow;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use model_core::media::{MediaKind, SoundError};
 use model_core::picture::PictureError;
 use serde_json::{Value, json};
 
-/// The address in a part that is a picture in the words of OpenAI's APIs (`image_url`,
-/// `input_image`), empty where it has none; `None` for another part.
-pub fn picture_address(part: &Value) -> Option<&str> {
-    match part.get("type").and_then(Value::as_str) {
-        Some("image_url" | "input_image") => {}
-        _ => return None,
-    }
-    let field = part.get("image_url").unwrap_or(&Value::Null);
-    let own = part.get("url").filter(|_| field.is_null());
-    let url = own.or_else(|| field.get("url")).unwrap_or(field);
-    Some(url.as_str().unwrap_or_default())
+/// A part of a message that is a picture or a sound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MediaPart<'a> {
+    /// Which of both.
+    pub media: MediaKind,
+    /// Where it is: a `data:` URL, or another address; empty where the part has none.
+    pub address: Cow<'a, str>,
 }
 
-/// Replaces each part of messages that is a picture by `{"type": "image"}`, and returns what `read`
-/// made of the addresses, in their order.
+impl<'a> MediaPart<'a> {
+    /// The part in the words of OpenAI's APIs (`image_url`, `input_image`, `input_audio`), or of
+    /// vLLM's (`audio_url`); `None` for another part.
+    pub fn of(part: &'a Value) -> Option<Self> {
+        let kind = part.get("type").and_then(Value::as_str)?;
+        let (media, name) = match kind {
+            "image_url" | "input_image" => (MediaKind::Picture, "image_url"),
+            "audio_url" => (MediaKind::Sound, "audio_url"),
+            "input_audio" => (MediaKind::Sound, "input_audio"),
+            _ => return None,
+        };
+        let field = part.get(name).unwrap_or(&Value::Null);
+        let own = part.get("url").filter(|_| field.is_null());
+        if let Some(data) = field.get("data").and_then(Value::as_str) {
+            // OpenAI's sounds are in base64 alone.
+            let address = if data.is_empty() || data.starts_with("data:") {
+                data.into()
+            } else {
+                format!("data:;base64,{data}").into()
+            };
+            return Some(Self { media, address });
+        }
+        let url = own.or_else(|| field.get("url")).unwrap_or(field);
+        let address = url.as_str().unwrap_or_default().into();
+        Some(Self { media, address })
+    }
+}
+
+/// Replaces each part of messages that is a picture or a sound by `{"type": "image"}` or
+/// `{"type": "audio"}`, and returns what `read` made of them, in their order.
 ///
 /// # Errors
 /// The first error of `read`; the messages may have been changed before.
 pub fn take_pictures<P, E>(
     messages: &mut [Value],
-    mut read: impl FnMut(&str) -> Result<P, E>,
+    mut read: impl FnMut(&MediaPart<'_>) -> Result<P, E>,
 ) -> Result<Vec<P>, E> {
-    let mut pictures = Vec::new();
+    let mut taken = Vec::new();
     for message in messages {
         let parts = message.get_mut("content").and_then(Value::as_array_mut);
         for part in parts.into_iter().flatten() {
-            if let Some(address) = picture_address(part) {
-                pictures.push(read(address)?);
-                *part = json!({"type": "image"});
-            }
+            let Some(found) = MediaPart::of(part) else {
+                continue;
+            };
+            taken.push(read(&found)?);
+            let kind = found.media.part_type();
+            *part = json!({"type": kind});
         }
     }
-    Ok(pictures)
+    Ok(taken)
 }
 
-/// The bytes of a `data:` URL, or of plain base64, as Ollama's clients send it.
+/// The bytes of a picture or a sound in a `data:` URL, or in plain base64, as Ollama's clients send
+/// it.
 ///
 /// # Errors
-/// [`PictureError::Unreadable`] where it is not in base64.
-pub fn data_url_bytes(url: &str) -> Result<Vec<u8>, PictureError> {
-    let unreadable = |reason: String| PictureError::Unreadable { reason };
+/// [`PictureError::Unreadable`] or [`SoundError::Unreadable`] where it is not in base64.
+pub fn data_url_bytes(media: MediaKind, url: &str) -> Result<Vec<u8>, PictureError> {
+    let unreadable = |reason: String| match media {
+        MediaKind::Picture => PictureError::Unreadable { reason },
+        MediaKind::Sound => SoundError::Unreadable { reason }.into(),
+    };
     let data = match url.strip_prefix("data:") {
         None => url,
         Some(rest) => match rest.split_once(',') {
@@ -74,6 +105,13 @@ pub fn data_url_bytes(url: &str) -> Result<Vec<u8>, PictureError> {
 mod tests {
     use super::*;
 
+    fn picture(address: &'static str) -> MediaPart<'static> {
+        MediaPart {
+            media: MediaKind::Picture,
+            address: address.into(),
+        }
+    }
+
     #[test]
     fn addresses_of_all_forms_are_read() {
         for given in [
@@ -82,10 +120,31 @@ mod tests {
             json!({"type": "image_url", "url": "data:a"}),
             json!({"type": "input_image", "image_url": "data:a"}),
         ] {
-            assert_eq!(picture_address(&given), Some("data:a"), "{given}");
+            assert_eq!(MediaPart::of(&given), Some(picture("data:a")), "{given}");
         }
-        assert_eq!(picture_address(&json!({"type": "input_image"})), Some(""));
-        assert_eq!(picture_address(&json!({"type": "text", "text": "a"})), None);
+        let without = json!({"type": "input_image"});
+        assert_eq!(MediaPart::of(&without), Some(picture("")));
+        assert_eq!(MediaPart::of(&json!({"type": "text", "text": "a"})), None);
+        let sound = |address: &'static str| MediaPart {
+            media: MediaKind::Sound,
+            ..picture(address)
+        };
+        let audio = |audio: Value| json!({"type": "input_audio", "input_audio": audio});
+        for (given, wanted) in [
+            (
+                audio(json!({"data": "AQI=", "format": "wav"})),
+                "data:;base64,AQI=",
+            ),
+            (audio(json!({"data": "data:a"})), "data:a"),
+            (audio(json!({"data": ""})), ""),
+            (audio(json!({})), ""),
+            (
+                json!({"type": "audio_url", "audio_url": {"url": "a.wav"}}),
+                "a.wav",
+            ),
+        ] {
+            assert_eq!(MediaPart::of(&given), Some(sound(wanted)), "{given}");
+        }
     }
 
     #[test]
@@ -96,15 +155,24 @@ mod tests {
             "AQ\nI=",
             "AQI=",
         ] {
-            assert_eq!(data_url_bytes(url).unwrap(), [1, 2], "{url}");
+            assert_eq!(
+                data_url_bytes(MediaKind::Picture, url).unwrap(),
+                [1, 2],
+                "{url}"
+            );
         }
         for (url, why) in [
             ("data:image/png,abc", "not in base64"),
             ("data:image/png;base64,???", "no base64"),
             ("file:///etc/passwd", "no base64"),
         ] {
-            let error = data_url_bytes(url).unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
+            let error = |media| data_url_bytes(media, url).unwrap_err().to_string();
+            assert!(error(MediaKind::Picture).contains(why), "{url}");
+            let error = error(MediaKind::Sound);
+            assert!(
+                error.contains(why) && error.contains("the sound"),
+                "{error}"
+            );
         }
     }
 
@@ -112,13 +180,15 @@ mod tests {
     fn templates_see_no_bytes() {
         let text = json!({"type": "text", "text": "What?"});
         let picture = json!({"type": "image_url", "image_url": {"url": "data:a"}});
+        let sound = json!({"type": "input_audio", "input_audio": {"data": "AQI="}});
         let mut messages = [
             json!({"role": "system", "content": "Look."}),
-            json!({"role": "user", "content": [picture, text]}),
+            json!({"role": "user", "content": [picture, text, sound]}),
         ];
-        let taken = take_pictures(&mut messages, |url| Ok::<_, ()>(url.to_owned()));
-        assert_eq!(taken.unwrap(), ["data:a"]);
-        assert_eq!(messages[1]["content"], json!([{"type": "image"}, text]));
+        let taken = take_pictures(&mut messages, |part| Ok::<_, ()>(part.address.to_string()));
+        assert_eq!(taken.unwrap(), ["data:a", "data:;base64,AQI="]);
+        let seen = json!([{"type": "image"}, text, {"type": "audio"}]);
+        assert_eq!(messages[1]["content"], seen);
         assert_eq!(messages[0]["content"], "Look.");
     }
 }

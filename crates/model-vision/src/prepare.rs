@@ -317,8 +317,13 @@ impl Preparation {
 impl PreparedPicture {
     /// One tile, without rows and columns.
     fn of(tile: Tile) -> Self {
+        Self::of_tiles(vec![tile])
+    }
+
+    /// These tiles, without rows and columns.
+    pub(crate) fn of_tiles(tiles: Vec<Tile>) -> Self {
         Self {
-            tiles: vec![tile],
+            tiles,
             grid: None,
             tile_grid: TileGrid::default(),
             layout: Vec::new(),

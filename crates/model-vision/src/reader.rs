@@ -1,11 +1,12 @@
-//! [`PictureReader`]: from the bytes of a picture to what a prompt has of it.
+//! [`PictureReader`]: from the bytes of a picture or a sound to what a prompt has of it.
 //!
-//! Invariant: the same pixels for the same tower have the same name, others another one. Runs on
-//! any thread. Knows no backend.
+//! Invariant: the same pixels or samples for the same tower have the same name, others another one.
+//! Runs on any thread. Knows no backend.
 
 use std::sync::Arc;
 
 use kv_core::TokenId;
+use model_core::media::MediaKind;
 use model_core::picture::{
     Picture, PictureError, PictureName, PictureRow, PreparedPicture, PromptTokens, Tile,
 };
@@ -15,13 +16,23 @@ use crate::arrange::Arrangement;
 use crate::family::{Family, PictureText, SliceNames, TileNames, TileText};
 use crate::pixels::Pixels;
 use crate::prepare::{self, Preparation};
+use crate::sound::{Sound, SoundPreparation};
 use crate::tiles::TileGrid;
 
-/// Reads pictures for one tower.
+/// The way from what a tower sees or hears to what it takes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum MediaPreparation {
+    /// It sees.
+    Picture(Preparation),
+    /// It hears.
+    Sound(SoundPreparation),
+}
+
+/// Reads pictures or sounds for one tower.
 #[derive(Clone, Debug)]
 pub struct PictureReader {
     pub(crate) family: &'static Family,
-    pub(crate) preparation: Preparation,
+    pub(crate) preparation: MediaPreparation,
     pub(crate) arrangement: Arrangement,
     /// True if rows of a picture all see each other in the decoder.
     pub(crate) sees_itself: bool,
@@ -32,31 +43,104 @@ pub struct PictureReader {
 }
 
 impl PictureReader {
+    /// What its tower makes rows of.
+    pub fn media(&self) -> MediaKind {
+        self.family.tower.media()
+    }
+
+    /// Decodes and prepares what its tower takes: as [`PictureReader::read`], or as
+    /// [`PictureReader::read_sound`].
+    ///
+    /// # Errors
+    /// [`PictureError`]: it cannot be read, is too large, or none that the model takes.
+    pub fn read_media(
+        &self,
+        media: MediaKind,
+        bytes: &[u8],
+    ) -> Result<PreparedPicture, PictureError> {
+        match media {
+            MediaKind::Picture => self.read(bytes),
+            MediaKind::Sound => self.read_sound(bytes),
+        }
+    }
+
     /// Decodes and prepares a picture: PNG, JPEG, WebP, BMP, or the first frame of a GIF.
     ///
     /// # Errors
     /// [`PictureError`]: it cannot be read, is too large, or of a shape that the model does not
-    /// take.
+    /// take; [`PictureError::OtherMedia`] where its tower hears.
     pub fn read(&self, bytes: &[u8]) -> Result<PreparedPicture, PictureError> {
-        self.prepare(&Pixels::decode(bytes)?)
+        let preparation = self.of_pictures()?;
+        let prepared = preparation.prepare(&Pixels::decode(bytes)?)?;
+        Ok(self.placed(prepared))
     }
 
     /// Prepares a picture of `values` in rows from top to bottom, `[height, width, 3]`: red, green
     /// and blue of each pixel.
     ///
     /// # Errors
-    /// [`PictureError`]: `values` are more or fewer, or it is of a size that is not taken.
+    /// [`PictureError`]: `values` are more or fewer, or it is of a size that is not taken;
+    /// [`PictureError::OtherMedia`] where its tower hears.
     pub fn read_rgb(
         &self,
         size: [u32; 2],
         values: Vec<u8>,
     ) -> Result<PreparedPicture, PictureError> {
         let [height, width] = size;
-        self.prepare(&Pixels::new(width, height, values)?)
+        let preparation = self.of_pictures()?;
+        let prepared = preparation.prepare(&Pixels::new(width, height, values)?)?;
+        Ok(self.placed(prepared))
     }
 
-    fn prepare(&self, pixels: &Pixels) -> Result<PreparedPicture, PictureError> {
-        let prepared = self.preparation.prepare(pixels)?;
+    /// Decodes and prepares a sound: WAV, MP3 or FLAC.
+    ///
+    /// # Errors
+    /// [`PictureError`]: it cannot be read, is too large, too long or too short;
+    /// [`PictureError::OtherMedia`] where its tower sees.
+    pub fn read_sound(&self, bytes: &[u8]) -> Result<PreparedPicture, PictureError> {
+        let preparation = self.of_sounds()?;
+        self.heard(&Sound::decode(bytes, preparation.most_seconds())?)
+    }
+
+    /// Prepares a sound of one channel, of `rate` samples of a second, from -1 to 1.
+    ///
+    /// # Errors
+    /// As [`PictureReader::read_sound`].
+    pub fn read_samples(
+        &self,
+        rate: u32,
+        samples: &[f32],
+    ) -> Result<PreparedPicture, PictureError> {
+        let preparation = self.of_sounds()?;
+        self.heard(&Sound::new(rate, samples, preparation.most_seconds())?)
+    }
+
+    fn of_pictures(&self) -> Result<&Preparation, PictureError> {
+        match &self.preparation {
+            MediaPreparation::Picture(preparation) => Ok(preparation),
+            MediaPreparation::Sound(_) => Err(self.takes_no(MediaKind::Picture)),
+        }
+    }
+
+    fn of_sounds(&self) -> Result<&SoundPreparation, PictureError> {
+        match &self.preparation {
+            MediaPreparation::Sound(preparation) => Ok(preparation),
+            MediaPreparation::Picture(_) => Err(self.takes_no(MediaKind::Sound)),
+        }
+    }
+
+    fn takes_no(&self, given: MediaKind) -> PictureError {
+        let taken = self.media();
+        PictureError::OtherMedia { given, taken }
+    }
+
+    fn heard(&self, sound: &Sound) -> Result<PreparedPicture, PictureError> {
+        let tiles = self.of_sounds()?.prepare(sound)?;
+        Ok(self.placed(prepare::PreparedPicture::of_tiles(tiles)))
+    }
+
+    /// What a prompt has of it.
+    fn placed(&self, prepared: prepare::PreparedPicture) -> PreparedPicture {
         let rows_of = |tile: &Tile| self.arrangement.n_rows(tile);
         let n_rows = match prepared.layout.len() {
             0 => prepared.tiles.iter().map(rows_of).sum(),
@@ -93,11 +177,11 @@ impl PictureReader {
         if self.sees_itself {
             picture = picture.with_mutual_rows();
         }
-        Ok(PreparedPicture {
+        PreparedPicture {
             text,
             runs,
             picture: Arc::new(picture),
-        })
+        }
     }
 
     /// The text of tiles of so many rows and columns, and of the whole behind them.

@@ -7,11 +7,13 @@
 use kv_core::{LayerIdx, Window};
 use kv_graph::{Activation, Affine, Graph, GraphBuilder, GraphError, GraphShape, Input};
 
-use crate::tower::{Tower, bias_of};
+use crate::tower::{STEM_FRAMES, Tower, bias_of};
 
 /// A graph of a tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
+    /// The first convolution over the frames of a sound, which comes before the first layers.
+    Stem,
     /// The layers from one on to before another. The first ones take patches.
     Layers {
         /// The first one.
@@ -51,7 +53,7 @@ pub(crate) const MERGER_UP: &str = "v.vit_merger.ds_ffn_up.weight";
 const MERGER_DOWN: &str = "v.vit_merger.ds_ffn_down.weight";
 
 impl Tower {
-    /// The graphs of a tile of so many patches but the projectors, in order: as many layers are in
+    /// The graphs of a tile of so many patches but the stem and the projectors, in order: as many layers are in
     /// one as have `piece_rows` rows together, or one layer.
     pub(crate) fn stages(&self, n_patches: usize, piece_rows: usize) -> Vec<Stage> {
         let n_layers = self.windows.len();
@@ -84,6 +86,7 @@ impl Tower {
             n_outputs: n_rows,
         });
         match stage {
+            Stage::Stem => self.stem_graph(builder),
             Stage::Layers { first, end } => self.layers_graph(builder, first..end),
             Stage::MergerAttention => self.merger_attention(builder),
             Stage::MergerRows => self.merger_rows(builder),
@@ -94,6 +97,7 @@ impl Tower {
     /// Values of a row that a stage takes.
     pub(crate) fn stage_width(&self, stage: Stage) -> usize {
         match stage {
+            Stage::Stem => STEM_FRAMES * self.n_bins.unwrap_or(0),
             Stage::Layers { first: 0, .. } => self.given_len(),
             Stage::Layers { .. } | Stage::MergerAttention => self.dim,
             Stage::MergerRows => self.dim * self.joined_rows(),

@@ -3,7 +3,7 @@
 //! Patches are embedded by a matrix, get positions, and pass through layers whose rows all see each
 //! other, or those of their window. Between graphs ([`Stage`](crate::stage::Stage)) rows are merged
 //! or moved ([`Arrangement`]), which no graph does. Invariant: weight names are those of `mmproj`
-//! files. Knows no picture.
+//! files with vision towers; those with audio towers have `a.` in place of `v.`. Knows no picture.
 
 use std::ops::Range;
 
@@ -29,6 +29,14 @@ pub(crate) const POSITIONS: &str = "v.position_embd.weight";
 pub(crate) const LINE_END: &str = "v.image_newline";
 /// Divisors of the frequencies of rotations, which are computed.
 pub(crate) const ROPE_DIVISORS: &str = "v.rope_divisors.weight";
+
+/// The first of two convolutions over the frames of a sound: each row of its matrix has the values
+/// of three frames. The second is in the place of the matrix of patches.
+pub(crate) const STEM: &str = "v.stem.weight";
+pub(crate) const STEM_BIAS: &str = "v.stem.bias";
+
+/// Frames that a row of a convolution takes.
+pub(crate) const STEM_FRAMES: usize = 3;
 
 /// The rows of positions that are added to patches. Queries and keys may rotate besides.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -133,6 +141,8 @@ pub(crate) struct DeepRows {
 /// A tower: settings of its graphs, and how rows are moved in between.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tower {
+    /// Bins of the frames of a sound, where it hears.
+    pub(crate) n_bins: Option<usize>,
     /// Values of a patch.
     pub(crate) patch_len: usize,
     /// True if the matrix of patches has a bias.
@@ -215,6 +225,9 @@ impl Tower {
             bias: self.patch_bias.then_some(PATCH_BIAS),
         };
         let mut x = b.affine("patch_embd", patches, matrix, self.dim)?;
+        if self.n_bins.is_some() {
+            x = b.activate("patch_act", Activation::GeluErf, x)?;
+        }
         if let Some(norm) = self.patch_norm {
             x = norm.build(b, "norm_embd", x, PATCH_NORM)?;
         }
@@ -236,6 +249,18 @@ impl Tower {
             Some(norm) => norm.build(b, "pre_ln", x, "v.pre_ln"),
             None => Ok(x),
         }
+    }
+
+    /// The graph of the first convolution over the frames of a sound, where the tower hears.
+    ///
+    /// # Errors
+    /// [`GraphError`] where the settings do not fit together.
+    pub(crate) fn stem_graph(&self, mut b: GraphBuilder) -> Result<Graph, GraphError> {
+        let dim = STEM_FRAMES * self.n_bins.unwrap_or(0);
+        let frames = b.input(Input::Embeddings { dim })?;
+        let x = b.affine("stem", frames, Affine::new(STEM).bias(STEM_BIAS), self.dim)?;
+        let x = b.activate("stem_act", Activation::GeluErf, x)?;
+        b.finish(&[x])
     }
 
     /// Values of what comes in for a patch.

@@ -1,4 +1,4 @@
-//! [`Vision`]: the tower of a model: in its directory, or in a `mmproj` file.
+//! [`Vision`]: the tower of a model, which sees or hears: in its directory, or in a `mmproj` file.
 //!
 //! Invariant: a tower whose rows do not fit the decoder is refused before anything is computed.
 
@@ -56,7 +56,8 @@ impl Vision {
             return Ok(None);
         }
         let config = HfConfig::open(&path.join("config.json"))?;
-        if config.value("vision_config").is_none() {
+        let parts = ["vision_config", "audio_config"];
+        if parts.iter().all(|part| config.value(part).is_none()) {
             return Ok(None);
         }
         let classes = hf::classes();
@@ -74,7 +75,12 @@ impl Vision {
         }
         let (mut metadata, weights) = translation.into_parts();
         hf::add_processor(path, &mut metadata)?;
-        let keys = ["image_token_id", "image_token_index"];
+        let keys = [
+            "image_token_id",
+            "image_token_index",
+            "audio_token_id",
+            "audio_token_index",
+        ];
         let id = keys.iter().find_map(|key| config.value(key)?.as_u64());
         let id = id.and_then(|id| u32::try_from(id).ok()).map(TokenId);
         let source: Arc<dyn WeightSource> = Arc::new(weights);

@@ -47,9 +47,9 @@ pub(crate) struct Changes {
     pub(crate) head_rows: Vec<usize>,
     /// A matrix whose rows are columns in the file.
     pub(crate) transposed: Option<&'static str>,
-    /// A matrix whose columns are, in the file, for each value those of all rows that are joined,
+    /// Matrices whose columns are, in the file, for each value those of all rows that are joined,
     /// and not for each row those of all values.
-    pub(crate) unfolded: Option<&'static str>,
+    pub(crate) unfolded: Vec<&'static str>,
     /// Matrices whose inputs and outputs have bounds.
     pub(crate) clipped: ClippedMatrices,
 }
@@ -140,20 +140,8 @@ impl TowerWeights {
             let turned: Vec<f32> = (0..n_columns).flat_map(column).collect();
             made.insert_f32(name, &[n_columns, n_rows], &turned)?;
         }
-        if let Some(name) = unfolded {
-            let matrix = source.require(name)?;
-            // Some files have it as a convolution.
-            let n_rows = matrix.shape().first().copied().unwrap_or(0);
-            let n_columns = matrix.shape().iter().skip(1).product::<usize>();
-            let joined = n_columns / dim.max(1);
-            let mut columns = Vec::with_capacity(n_columns);
-            for row in 0..joined {
-                columns.extend((0..dim).map(|value| value * joined + row));
-            }
-            let values = matrix.to_f32();
-            let rows = values.chunks_exact(n_columns.max(1));
-            let moved = rows.flat_map(|row| columns.iter().map(|&column| row[column]));
-            made.insert_f32(name, &[n_rows, columns.len()], &moved.collect::<Vec<_>>())?;
+        for name in unfolded {
+            unfold(&*source, name, dim, &mut made)?;
         }
         if let Some(bias) = source.get(STD_BIAS) {
             let shift: Vec<f32> = bias.to_f32().into_iter().map(|value| -value).collect();
@@ -218,6 +206,32 @@ impl TowerWeights {
             other
         }
     }
+}
+
+/// Adds a matrix with its columns in the order of rows that are joined, see [`Changes::unfolded`].
+fn unfold(
+    source: &dyn WeightSource,
+    name: &str,
+    dim: usize,
+    made: &mut MemoryWeights,
+) -> Result<(), WeightError> {
+    let matrix = source.require(name)?;
+    let n_rows = matrix.shape().first().copied().unwrap_or(0);
+    let n_columns = matrix.shape().iter().skip(1).product::<usize>();
+    // Some files have it as a convolution.
+    let width = match *matrix.shape() {
+        [_, width, _, ..] => width,
+        _ => dim,
+    };
+    let joined = n_columns / width.max(1);
+    let mut columns = Vec::with_capacity(n_columns);
+    for row in 0..joined {
+        columns.extend((0..width).map(|value| value * joined + row));
+    }
+    let values = matrix.to_f32();
+    let rows = values.chunks_exact(n_columns.max(1));
+    let moved = rows.flat_map(|row| columns.iter().map(|&column| row[column]));
+    made.insert_f32(name, &[n_rows, columns.len()], &moved.collect::<Vec<_>>())
 }
 
 /// The name in files of llama.cpp's converter of a tensor of a layer, where it is another one. It

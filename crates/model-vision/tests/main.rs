@@ -1,4 +1,5 @@
-//! Towers against transformers, and hostile pictures.
+//! Towers against transformers, and hostile pictures and sounds.
 
 mod hostile;
+mod sounds;
 mod towers;

@@ -17,6 +17,7 @@ use kv_graph::weights::WeightSource;
 use model_core::chat_template::{
     ChatTemplate, ChatTemplateError, GenerationPrompt, TemplateTokens,
 };
+use model_core::media::MediaKind;
 use model_core::message_ends::message_ends;
 use model_core::model_file::ModelFile;
 use model_core::picture::{PreparedPicture, PromptTokens};
@@ -164,7 +165,7 @@ pub struct ServedModel {
     adapters: Option<ServedAdapters>,
     /// Set once it was logged that calls of its form are not read.
     warned_of_calls: Once,
-    /// The reader of pictures, or the reason why it sees none.
+    /// The reader of pictures or sounds, or the reason why it takes none.
     pictures: Result<Arc<PictureReader>, String>,
     work: Work,
     instance: String,
@@ -183,8 +184,8 @@ impl ServedModel {
         Self::new(file, Work::Texts(Box::new(service)), settings)
     }
 
-    /// The same, with what reads pictures for the tower of its service, or the reason why it sees
-    /// none.
+    /// The same, with what reads pictures or sounds for the tower of its service, or the reason why
+    /// it takes none.
     #[must_use]
     pub fn with_pictures(self, pictures: Result<Arc<PictureReader>, String>) -> Self {
         Self { pictures, ..self }
@@ -343,7 +344,7 @@ impl ServedModel {
         self.job() == job
     }
 
-    /// The reader of its pictures, or the reason why it sees none.
+    /// The reader of its pictures or sounds, or the reason why it takes none.
     pub(crate) fn picture_reader(&self) -> Result<&PictureReader, &str> {
         match &self.pictures {
             Ok(reader) => Ok(reader),
@@ -351,9 +352,11 @@ impl ServedModel {
         }
     }
 
-    /// True if it sees pictures.
-    pub(crate) fn sees(&self) -> bool {
-        self.pictures.is_ok()
+    /// True if it takes these: sees pictures, or hears sounds.
+    pub(crate) fn takes(&self, media: MediaKind) -> bool {
+        self.pictures
+            .as_ref()
+            .is_ok_and(|reader| reader.media() == media)
     }
 
     /// A prompt with a mark for each picture, with the places of pictures' rows instead.

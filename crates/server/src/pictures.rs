@@ -1,26 +1,28 @@
-//! Pictures of a request: parts of messages, and their bytes.
+//! Pictures and sounds of a request: parts of messages, and their bytes.
 //!
-//! All APIs write a picture as one part, which names its place in the request: so it is decoded, or
-//! refused, in one place, by the model that is to see it. Invariant: a template sees `image` parts
-//! alone, without bytes. Pictures come in the request, or by the fetcher of the settings.
+//! All APIs write a picture or a sound as one part, which names its place in the request: so it is
+//! decoded, or refused, in one place, by the model that is to see or hear it. Invariant: a template
+//! sees `image` and `audio` parts alone, without bytes. Pictures come in the request, or by the
+//! fetcher of the settings.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 
+use model_core::media::MediaKind;
 use model_core::picture::PreparedPicture;
-use model_vision::{data_url_bytes, picture_address, take_pictures};
+use model_vision::{MediaPart, PictureReader, data_url_bytes, take_pictures};
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::generate::{ChatPrompt, MarkedText};
 use crate::model::ServedModel;
 
-/// The most pictures of a request.
+/// The most pictures and sounds of a request.
 const MAX_PICTURES: usize = 64;
 
-/// The mark of a picture in a prompt with `multimodal_data`.
+/// The mark of a picture or a sound in a prompt with `multimodal_data`.
 const MEDIA_MARK: &str = "<__media__>";
 
 /// Fetches the bytes of a picture by its address, or says why not. It is called on threads that may
@@ -43,12 +45,13 @@ impl fmt::Debug for PictureFetcher {
     }
 }
 
-/// The type of the part of a picture.
-const PICTURE: &str = "image_url";
-
-/// The part of a picture: its place in the request, and its address.
-pub(crate) fn part(path: &str, url: &str) -> Value {
-    json!({"type": PICTURE, "path": path, "url": url})
+/// The part of a picture or a sound: its place in the request, and its address.
+pub(crate) fn part(media: MediaKind, path: &str, url: &str) -> Value {
+    let kind = match media {
+        MediaKind::Picture => "image_url",
+        MediaKind::Sound => "audio_url",
+    };
+    json!({"type": kind, "path": path, "url": url})
 }
 
 /// A picture in base64 as an address.
@@ -56,23 +59,27 @@ pub(crate) fn data_url(media_type: &str, data: &str) -> String {
     format!("data:{media_type};base64,{data}")
 }
 
-/// The part of a picture in the words of OpenAI's APIs: `image_url`, `input_image`; `None` for
-/// another part.
+/// The part of a picture or a sound in the words of OpenAI's APIs (see [`MediaPart::of`]); `None`
+/// for another part.
 ///
 /// # Errors
 /// [`ApiError`] 400 with the path, where there is no address.
 pub(crate) fn read_part(path: &str, given: &Value) -> Option<Result<Value, ApiError>> {
-    Some(match picture_address(given)? {
-        "" => {
-            let param = format!("{path}.image_url");
-            let message = format!("'{param}' has no address: a 'data:' URL is needed");
-            Err(ApiError::invalid_param(param, message))
-        }
-        url => Ok(part(path, url)),
-    })
+    let MediaPart { media, address } = MediaPart::of(given)?;
+    if !address.is_empty() {
+        return Some(Ok(part(media, path, &address)));
+    }
+    let (name, wanted) = match (media, given["type"].as_str()) {
+        (_, Some("input_audio")) => ("input_audio.data", "a sound in base64"),
+        (MediaKind::Sound, _) => ("audio_url", "a 'data:' URL"),
+        (MediaKind::Picture, _) => ("image_url", "a 'data:' URL"),
+    };
+    let param = format!("{path}.{name}");
+    let message = format!("'{param}' has no address: {wanted} is needed");
+    Some(Err(ApiError::invalid_param(param, message)))
 }
 
-/// The messages with `image` parts in place of pictures.
+/// The messages with `image` and `audio` parts in place of pictures and sounds.
 pub(crate) fn without_bytes(chat: &ChatPrompt) -> Cow<'_, ChatPrompt> {
     if chat
         .messages
@@ -86,24 +93,24 @@ pub(crate) fn without_bytes(chat: &ChatPrompt) -> Cow<'_, ChatPrompt> {
     Cow::Owned(chat)
 }
 
-/// The pictures of messages, decoded and prepared for a model.
+/// The pictures and sounds of messages, decoded and prepared for a model.
 ///
 /// # Errors
-/// [`ApiError`] 400 with the path of the first that the model does not see, or that is no picture.
+/// [`ApiError`] 400 with the path of the first that the model does not take, or that is none.
 pub(crate) fn read(
     model: &ServedModel,
     chat: &ChatPrompt,
 ) -> Result<Vec<PreparedPicture>, ApiError> {
     let parts = chat.messages.iter().flat_map(parts_of);
-    let named = parts.map(|part| {
-        let path = part["path"].as_str().unwrap_or("messages");
-        (path.to_owned(), part["url"].as_str().unwrap_or_default())
+    let named = parts.map(|(part, given)| {
+        let path = given["path"].as_str().unwrap_or("messages");
+        (path.to_owned(), part)
     });
     read_all(model, named)
 }
 
-/// A text of llama.cpp's form, in which marks stand for its pictures: as a prompt, and what is at
-/// the marks.
+/// A text of llama.cpp's form, in which marks stand for its pictures or sounds: as a prompt, and
+/// what is at the marks. They are what the model takes: their bytes alone are given.
 ///
 /// # Errors
 /// As [`read`]; [`ApiError`] 400 where there are more or fewer marks than pictures.
@@ -111,52 +118,73 @@ pub(crate) fn read_marked(
     model: &ServedModel,
     marked: &MarkedText,
 ) -> Result<(String, Vec<PreparedPicture>), ApiError> {
-    let named = (0..)
-        .zip(&marked.pictures)
-        .map(|(at, data)| (format!("prompt.multimodal_data[{at}]"), data.as_str()));
+    let reader = model.picture_reader();
+    let media = reader.map_or(MediaKind::Picture, PictureReader::media);
+    let named = (0..).zip(&marked.pictures).map(|(at, data)| {
+        let address = data.as_str().into();
+        let path = format!("prompt.multimodal_data[{at}]");
+        (path, MediaPart { media, address })
+    });
     let pictures = read_all(model, named)?;
     let text = model.with_places_at(&marked.text, MEDIA_MARK, &pictures)?;
     Ok((text, pictures))
 }
 
-/// The pictures at these paths of a request, with these addresses.
+/// The pictures and sounds at these paths of a request.
 fn read_all<'a>(
     model: &ServedModel,
-    named: impl Iterator<Item = (String, &'a str)>,
+    named: impl Iterator<Item = (String, MediaPart<'a>)>,
 ) -> Result<Vec<PreparedPicture>, ApiError> {
     let mut pictures = Vec::new();
-    for (path, address) in named {
+    for (path, part) in named {
+        let media = part.media;
         let reader = model.picture_reader().map_err(|why| {
-            let message = format!("'{path}' is a picture, and {why}");
+            let message = format!("'{path}' is a {media}, and {why}");
             ApiError::unsupported_content(&path, message)
         })?;
         if pictures.len() == MAX_PICTURES {
             let message =
-                format!("'{path}' is one picture too many: at most {MAX_PICTURES} are taken");
+                format!("'{path}' is one {media} too many: at most {MAX_PICTURES} are taken");
             return Err(ApiError::invalid_param(path, message));
         }
         let fetcher = model.settings().picture_fetcher.as_ref();
-        let bytes = bytes_of(&path, address, fetcher)?;
+        let bytes = bytes_of(&path, &part, fetcher)?;
         let read = reader
-            .read(&bytes)
+            .read_media(media, &bytes)
             .map_err(|error| wrong(&path, &error.to_string()))?;
         pictures.push(read);
     }
     Ok(pictures)
 }
 
-/// The parts of a message that are pictures.
-fn parts_of(message: &Value) -> impl Iterator<Item = &Value> {
+/// The parts of a message that are pictures or sounds, and as they are given.
+fn parts_of(message: &Value) -> impl Iterator<Item = (MediaPart<'_>, &Value)> {
     let parts = message.get("content").and_then(Value::as_array);
     let parts = parts.into_iter().flatten();
-    parts.filter(|part| part["type"] == PICTURE)
+    parts.filter_map(|part| Some((MediaPart::of(part)?, part)))
 }
 
-/// The bytes of a picture, which came in the request or are fetched.
-fn bytes_of(path: &str, url: &str, fetcher: Option<&PictureFetcher>) -> Result<Vec<u8>, ApiError> {
+/// The bytes of a picture, which came in the request or are fetched, or of a sound, which came in
+/// the request.
+fn bytes_of(
+    path: &str,
+    part: &MediaPart<'_>,
+    fetcher: Option<&PictureFetcher>,
+) -> Result<Vec<u8>, ApiError> {
+    let MediaPart { media, address } = part;
+    let (media, url) = (*media, &**address);
     let is_remote = url.starts_with("http://") || url.starts_with("https://");
     match fetcher {
-        _ if !is_remote => data_url_bytes(url).map_err(|error| wrong(path, &error.to_string())),
+        _ if !is_remote => {
+            data_url_bytes(media, url).map_err(|error| wrong(path, &error.to_string()))
+        }
+        _ if media == MediaKind::Sound => {
+            let message = format!(
+                "'{path}' has an address on the network, and sounds are not fetched: send it in base64, as \
+                 'input_audio'"
+            );
+            Err(ApiError::unsupported_content(path, message))
+        }
         Some(PictureFetcher(fetch)) => {
             fetch(url).map_err(|why| wrong(path, &format!("it is not fetched: {why}")))
         }
@@ -180,11 +208,24 @@ fn wrong(path: &str, why: &str) -> ApiError {
 mod tests {
     use super::*;
 
+    fn at(media: MediaKind, address: &str) -> MediaPart<'_> {
+        let address = address.into();
+        MediaPart { media, address }
+    }
+
     #[test]
     fn a_picture_needs_an_address_in_the_request() {
         let given = json!({"type": "image_url", "image_url": {"url": "data:a"}});
         let read = read_part("m[0]", &given).unwrap().unwrap();
-        assert_eq!(read, part("m[0]", "data:a"));
+        assert_eq!(read, part(MediaKind::Picture, "m[0]", "data:a"));
+        let sound =
+            json!({"type": "input_audio", "input_audio": {"data": "AQI=", "format": "wav"}});
+        let read = read_part("m[0]", &sound).unwrap().unwrap();
+        let wanted = part(MediaKind::Sound, "m[0]", "data:;base64,AQI=");
+        assert_eq!(read, wanted);
+        let without = json!({"type": "input_audio", "input_audio": {"format": "wav"}});
+        let error = read_part("m[0]", &without).unwrap().unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("m[0].input_audio.data"));
         assert!(read_part("m[0]", &json!({"type": "text", "text": "a"})).is_none());
         let error = read_part("m[0]", &json!({"type": "input_image"}))
             .unwrap()
@@ -194,14 +235,17 @@ mod tests {
             ("https://example.com/a.png", "fetches none"),
             ("data:image/png,abc", "not in base64"),
         ] {
-            let error = bytes_of("m", url, None).unwrap_err();
+            let error = bytes_of("m", &at(MediaKind::Picture, url), None).unwrap_err();
             assert!(error.message.contains(why), "{error}");
         }
         let fetcher = PictureFetcher::new(|url| match url {
             "https://a" => Ok(vec![1]),
             _ => Err("it is away".to_owned()),
         });
-        let fetched = |url| bytes_of("m", url, Some(&fetcher));
+        let sound = at(MediaKind::Sound, "https://a");
+        let error = bytes_of("m", &sound, Some(&fetcher)).unwrap_err();
+        assert!(error.message.contains("not fetched"), "{error}");
+        let fetched = |url| bytes_of("m", &at(MediaKind::Picture, url), Some(&fetcher));
         assert_eq!(fetched("https://a").unwrap(), [1]);
         let error = fetched("http://b").unwrap_err();
         assert!(error.message.contains("it is away"), "{error}");
@@ -213,13 +257,15 @@ mod tests {
     fn templates_see_no_bytes() {
         let text = json!({"type": "text", "text": "What?"});
         let chat = ChatPrompt {
-            messages: vec![json!({"role": "user", "content": [part("m", "data:a"), text]})],
+            messages: vec![json!({"role": "user", "content": [
+                part(MediaKind::Picture, "m", "data:a"), text, part(MediaKind::Sound, "m", "data:a"),
+            ]})],
             ..ChatPrompt::default()
         };
         let seen = without_bytes(&chat);
         assert_eq!(
             seen.messages[0]["content"],
-            json!([{"type": "image"}, text])
+            json!([{"type": "image"}, text, {"type": "audio"}])
         );
         let plain = ChatPrompt {
             messages: vec![json!({"role": "user", "content": "a"})],

@@ -25,8 +25,10 @@ many, give the \"n\" with the highest mean log probability), \"seed\", \"stop\" 
 give the values that a line leaves out. All lines are checked before anything is computed.
 
 The \"content\" of a message may be a list of parts, {\"type\": \"text\", \"text\"} and
-{\"type\": \"image_url\", \"image_url\": {\"url\"}}, for models with a vision tower. The address of a picture
-is a data: URL in base64 or the name of a file.
+{\"type\": \"image_url\", \"image_url\": {\"url\"}}, for models with a vision tower, or
+{\"type\": \"input_audio\", \"input_audio\": {\"data\"}} in base64 and {\"type\": \"audio_url\",
+\"audio_url\": {\"url\"}}, for models with an audio tower. The address of a picture or a sound is a
+data: URL in base64 or the name of a file.
 
 Each line of the output is a JSON object with \"index\" (from 0), \"id\", \"text\", \"tokens\",
 \"prompt_tokens\", \"finish_reason\" and \"reuse\" (how many tokens of the prompt were computed for

@@ -27,6 +27,7 @@ longer sees the oldest messages.
   /undo, /regen      forget the last message and its answer; answer it again
   /system [TEXT]     show or change the system message
   /image FILE        show the model a picture, with the next message
+  /audio FILE        play the model a sound, with the next message
   /save, /load FILE  save the conversation as JSON; continue a saved one
   /set [NAME VALUE]  show or change settings such as temp
   /show, /stats      show messages, prompt or template; show sizes and speeds
@@ -59,6 +60,9 @@ pub(crate) struct ChatArgs {
     /// picture
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Vec<PathBuf>,
+    /// Play the model a sound (WAV, MP3 or FLAC) before the first message; once per sound
+    #[arg(long, value_name = "FILE")]
+    pub(crate) audio: Vec<PathBuf>,
     /// System message before the first message
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,

@@ -42,6 +42,7 @@ Examples:
   echo \"One day\" | cellar run -n 40 --json
   cellar run -m MODEL.gguf --schema person.json \"Who was Ada Lovelace?\"
   cellar run MODEL --image cat.jpg \"What is this?\"
+  cellar run MODEL --audio talk.wav \"What is said?\"
   cellar run -m MODEL.gguf --raw -f book.txt -n 0 --save-state book.state
   cellar run -m MODEL.gguf --raw --load-state book.state \" In short,\"
   cellar run -m MODEL.gguf --load-state chat.state --save-state chat.state \"And then?\"
@@ -88,6 +89,9 @@ pub(crate) struct RunArgs {
     /// Show the model a picture (PNG, JPEG, WebP, GIF or BMP) before the prompt; once per picture
     #[arg(long, value_name = "FILE", conflicts_with_all = ["raw", "no_bos", "load_state"])]
     pub(crate) image: Vec<PathBuf>,
+    /// Play the model a sound (WAV, MP3 or FLAC) before the prompt; once per sound
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["raw", "no_bos", "load_state"])]
+    pub(crate) audio: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) vision: VisionArgs,
     /// Do not read standard input

@@ -13,7 +13,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use cellar::Model;
+use cellar::{MediaKind, Model};
 use cellar_engine::serve::ServiceExtras;
 use cellar_engine::{CancelFlag, CompletionOptions, FinishReason, Pace, PromptOutputs, Speculated};
 use kv_core::KvType;
@@ -104,7 +104,9 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let shown = args
         .image
         .iter()
-        .map(|path| shown_picture(&sight, path.clone()));
+        .map(|path| (MediaKind::Picture, path))
+        .chain(args.audio.iter().map(|path| (MediaKind::Sound, path)))
+        .map(|(media, path)| shown_picture(&sight, media, path.clone()));
     let pictures = shown.collect::<anyhow::Result<Vec<_>>>()?;
     let n_predict = args.predict.and_then(PredictLimit::tokens);
     let options = CompletionOptions {
@@ -197,9 +199,10 @@ fn talk(
     }
 }
 
-fn shown_picture(sight: &Sight, path: PathBuf) -> anyhow::Result<ShownPicture> {
+fn shown_picture(sight: &Sight, media: MediaKind, path: PathBuf) -> anyhow::Result<ShownPicture> {
     Ok(ShownPicture {
-        prepared: pictures::read_one(sight, &path)?,
+        media,
+        prepared: pictures::read_one(sight, media, &path)?,
         path,
     })
 }
@@ -261,15 +264,8 @@ impl Chat {
                 self.conversation.system = None;
                 remark("there is no system message now");
             }
-            Command::Image(path) => {
-                let shown = shown_picture(&self.sight, path)?;
-                remark(&format!(
-                    "the next message shows '{}': {} tokens",
-                    shown.path.display(),
-                    shown.prepared.picture.n_rows()
-                ));
-                self.pictures.push(shown);
-            }
+            Command::Image(path) => self.show_next(MediaKind::Picture, path)?,
+            Command::Audio(path) => self.show_next(MediaKind::Sound, path)?,
             Command::Regenerate => self.answer_again(out)?,
             Command::Undo => match self.conversation.pop() {
                 Some(turn) => remark(&format!("forgotten: {}", turn.user.text)),
@@ -283,6 +279,18 @@ impl Chat {
             Command::Show(topic) => self.show(topic)?,
         }
         Ok(Next::Line)
+    }
+
+    /// Keeps a picture or a sound for the next message.
+    fn show_next(&mut self, media: MediaKind, path: PathBuf) -> anyhow::Result<()> {
+        let shown = shown_picture(&self.sight, media, path)?;
+        remark(&format!(
+            "the next message has the {media} '{}': {} tokens",
+            shown.path.display(),
+            shown.prepared.picture.n_rows()
+        ));
+        self.pictures.push(shown);
+        Ok(())
     }
 
     fn replace(&mut self, conversation: Conversation) {
@@ -381,7 +389,7 @@ impl Chat {
             return usage("/load needs the name of a file: stdin brings messages");
         }
         let text = input::text(path)?;
-        let read = |path: &Path| pictures::read_one(&self.sight, path);
+        let read = |media, path: &Path| pictures::read_one(&self.sight, media, path);
         let conversation = Conversation::from_json(&text, read)
             .with_context(|| format!("'{}' is no saved conversation", path.display()))?;
         self.replace(conversation);

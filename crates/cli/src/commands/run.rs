@@ -127,7 +127,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         Some(path) => Some(input::bytes(path)?),
         None => None,
     };
-    let shown = PictureUse::of(args.image.len());
+    let shown = PictureUse::of(args.image.len() + args.audio.len());
     let sight = pictures::wanted_sight(shown, &args.vision, &file, &source)?;
     let (mut engine, mut start) = open(args, &file, prompt, bytes.as_deref(), sight.as_ref())?;
     let tower = pictures::wanted_tower(shown, sight.as_ref(), &args.engine.compute)?;
@@ -229,7 +229,9 @@ fn open<'s>(
     let constraint = Constraint::new(&args.constraint, file.tokenizer())?;
     let mode = PromptMode::new(args, file, &prompt)?;
     let (prompt, tokens) = match sight {
-        Some(sight) if !args.image.is_empty() => prompt::with_pictures(file, args, sight, &prompt)?,
+        Some(sight) if !(args.image.is_empty() && args.audio.is_empty()) => {
+            prompt::with_pictures(file, args, sight, &prompt)?
+        }
         _ => {
             let (prompt, tokens) = prompt::encode(file, args, mode, prompt)?;
             let pictures = Vec::new();

@@ -10,7 +10,8 @@ const MAPPED: &str = "model files are always mapped, and the pages of weights th
 const LOG: &str = "CELLAR_LOG=debug writes a log";
 const THREADS: &str = "-t is for prompts and generation";
 const ADAPTERS: &str = "adapters are used as their files are";
-const IMAGES: &str = "images and audio are not supported: models take text";
+const IMAGES: &str = "'cellar run' and 'cellar chat' take --image, --audio and --mmproj; in requests, pictures and \
+                      sounds are parts of messages";
 const PARTS: &str = "one GPU is used whole, or with the CPU: --gpu-layers sets how many layers it \
                      computes, --backend which one";
 const PROMPT_CACHE: &str = "'--save-state FILE' and '--load-state FILE' keep what was read";

@@ -1,5 +1,5 @@
 //! [`CLASSES`]: the text decoders of models that see images (Qwen2-VL: Wang et al., arXiv
-//! 2409.12191). Their vision towers are read by the crate `model-vision`: what those make comes in
+//! 2409.12191) or hear. Their towers are read by the crate `model-vision`: what those make comes in
 //! as rows.
 
 use kv_graph::rope::SectionOrder;
@@ -20,6 +20,7 @@ use super::{DEEPSEEK_V3, GEMMA3, LLAMA, LLAMA4, MISTRAL, QWEN2, QWEN3};
 /// The classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[
     QWEN2_VL,
+    QWEN2_AUDIO,
     LLAVA,
     HfClass {
         when: MISTRAL_TEXT,
@@ -311,6 +312,29 @@ const QWEN2_VL: HfClass = HfClass {
     text: "language_model.",
     other_parts: VISION,
     defaults: &[("rope_theta", 1_000_000)],
+    ..QWEN2
+};
+
+/// Qwen2-Audio (Chu et al., arXiv 2407.10759).
+const QWEN2_AUDIO: HfClass = HfClass {
+    name: "Qwen2AudioForConditionalGeneration",
+    section: Some("text_config"),
+    text: "language_model.",
+    other_parts: &[
+        "audio_tower.",
+        "multi_modal_projector.",
+        "model.audio_tower.",
+        "model.multi_modal_projector.",
+    ],
+    defaults: &[
+        ("hidden_size", 4096),
+        ("intermediate_size", 22_016),
+        ("num_hidden_layers", 32),
+        ("num_attention_heads", 32),
+        ("num_key_value_heads", 32),
+        ("vocab_size", 151_936),
+        ("rope_theta", 10_000),
+    ],
     ..QWEN2
 };
 

@@ -6,6 +6,7 @@
 mod gemma4;
 mod minicpm;
 mod processor;
+mod sound;
 mod tables;
 mod tiled;
 
@@ -18,6 +19,7 @@ use serde_json::Value;
 use gemma4::GEMMA4;
 use minicpm::MINICPM;
 pub(crate) use processor::add_processor;
+use sound::QWEN2_AUDIO;
 use tables::{
     CLIP_LAYER, CLIP_OUTER, GATED_WITH_BIASES, GEMMA_PROJECTOR, GLM_LAYER, GLM_OUTER,
     LLAVA_LINE_END, LLAVA_PROJECTOR, MATRIX, MISTRAL_PROJECTOR, PIXTRAL_LAYER, PIXTRAL_OUTER,
@@ -50,6 +52,7 @@ pub(crate) fn classes() -> HfClasses {
         LFM2_VL,
         LLAMA4,
         MINICPM,
+        QWEN2_AUDIO,
     ] {
         classes.register(class);
     }

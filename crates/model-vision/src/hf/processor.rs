@@ -1,4 +1,4 @@
-//! What directories say of how pictures are prepared, in the keys of `mmproj` files.
+//! What directories say of how pictures or sounds are prepared, in the keys of `mmproj` files.
 //!
 //! Knows no tower.
 
@@ -17,6 +17,9 @@ pub(crate) fn add_processor(
     directory: &Path,
     metadata: &mut Metadata,
 ) -> Result<(), ModelFileError> {
+    if metadata.get::<u32>("clip.audio.num_mel_bins").is_ok() {
+        return super::sound::check_processor(directory, metadata);
+    }
     let mut found = None;
     for (file, object) in [
         ("processor_config.json", "image_processor"),
@@ -126,10 +129,7 @@ pub(crate) fn add_processor(
 }
 
 /// Refuses what leaves out a part of a picture or of its text, or adds to them.
-fn refuse_other_ways(
-    config: &HfConfig,
-    at: impl Fn(&str) -> String,
-) -> Result<(), ModelFileError> {
+fn refuse_other_ways(config: &HfConfig, at: impl Fn(&str) -> String) -> Result<(), ModelFileError> {
     for key in [
         "do_image_splitting",
         "use_thumbnail",

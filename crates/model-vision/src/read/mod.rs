@@ -1,11 +1,13 @@
 //! From the keys and tensors of an `mmproj` file, or of a directory in those words, to a tower and
-//! how pictures are prepared for it.
+//! how pictures or sounds are prepared for it.
 //!
 //! Invariant: what is read has every tensor that its graphs name, in its shape. Knows no picture.
 
 mod bounds;
 mod preparation;
 mod projector;
+mod sound;
+mod source;
 
 use std::sync::Arc;
 
@@ -19,18 +21,21 @@ use model_core::blocks::{
     QkvBias, QkvWeights,
 };
 use model_core::gguf::Metadata;
+use model_core::media::MediaKind;
 
 use crate::arrange::Arrangement;
 use crate::clip::ClippedMatrices;
 use crate::family::{Family, ProjectorKind, TowerKind};
-use crate::prepare::{ClassRow, Preparation};
+use crate::prepare::ClassRow;
+use crate::reader::MediaPreparation;
 use crate::resample::{Corners, Resampling};
 use crate::stage::{MERGER_UP, Merger, Stage};
 use crate::tower::{
-    AxialFrequencies, PATCH_BIAS, PATCH_EMBEDDING, POSITIONS, ROPE_DIVISORS, Tower,
-    TowerFeedForward, TowerPositions, TowerResidual, axial_divisors, axial_rope,
+    AxialFrequencies, PATCH_BIAS, PATCH_EMBEDDING, POSITIONS, ROPE_DIVISORS, STEM, STEM_FRAMES,
+    Tower, TowerFeedForward, TowerPositions, TowerResidual, axial_divisors, axial_rope,
 };
 use crate::weights::{Changes, PatchOrder, TowerWeights};
+use source::{Source, setting};
 
 /// The base of the rotations of towers.
 const ROPE_BASE: f64 = 10_000.0;
@@ -51,12 +56,12 @@ const MERGER_BEHIND: u32 = 6;
 /// Rows of a picture of Gemma 3.
 const GEMMA_ROWS: usize = 256;
 
-/// A tower, its tensors, and how pictures are prepared for it.
+/// A tower, its tensors, and how pictures or sounds are prepared for it.
 pub(crate) struct ReadTower {
     pub(crate) family: &'static Family,
     pub(crate) tower: Arc<Tower>,
     pub(crate) weights: Arc<dyn WeightSource>,
-    pub(crate) preparation: Preparation,
+    pub(crate) preparation: MediaPreparation,
     /// True if rows of a picture all see each other in the decoder.
     pub(crate) sees_itself: bool,
 }
@@ -64,14 +69,6 @@ pub(crate) struct ReadTower {
 /// The widths of the decoders of Gemma 4 in which rows of a picture see earlier ones alone (E2B and
 /// E4B). Files of towers do not say it.
 const GEMMA4_CAUSAL: [usize; 2] = [1536, 2560];
-
-/// Keys and tensors, while they are read.
-struct Source<'a> {
-    metadata: &'a Metadata,
-    weights: &'a Arc<dyn WeightSource>,
-    dim: usize,
-    patch: usize,
-}
 
 /// Reads a tower.
 ///
@@ -81,33 +78,37 @@ pub(crate) fn read_tower(
     metadata: &Metadata,
     weights: &Arc<dyn WeightSource>,
 ) -> Result<ReadTower, ModelError> {
-    let keys = ["clip.vision.projector_type", "clip.projector_type"];
-    let found: Option<&str> = match metadata.optional(keys[0])? {
-        Some(name) => Some(name),
-        None => metadata.optional(keys[1])?,
-    };
+    let keys = [
+        "clip.vision.projector_type",
+        "clip.projector_type",
+        "clip.audio.projector_type",
+    ];
+    let mut found: Option<&str> = None;
+    for key in keys {
+        found = match found {
+            None => metadata.optional(key)?,
+            found => found,
+        };
+    }
     let name = found.unwrap_or("mlp");
     let family = Family::of(name).ok_or_else(|| {
         let known = Family::names();
         setting(
             keys[0],
-            format!(
-                "the vision tower '{name}' is not supported; those of these projectors are: {known}"
-            ),
+            format!("the tower '{name}' is not supported; those of these projectors are: {known}"),
         )
     })?;
-    let source = Source {
-        metadata,
-        weights,
-        dim: metadata.get::<u32>("clip.vision.embedding_length")? as usize,
-        patch: metadata.get::<u32>("clip.vision.patch_size")? as usize,
-    };
-    if source.patch == 0 || source.dim == 0 {
-        return Err(setting("clip.vision.patch_size", "it is 0".to_owned()));
-    }
+    let weights = &sound::in_names_of_graphs(weights);
+    let source = Source::new(metadata, weights, family)?;
     let tower = source.tower(family)?;
-    let preparation = source.preparation(family)?;
     let mut made = MemoryWeights::new();
+    let preparation = match family.tower.media() {
+        MediaKind::Picture => MediaPreparation::Picture(source.preparation(family)?),
+        MediaKind::Sound => {
+            source.add_sound_weights(&tower, &mut made)?;
+            MediaPreparation::Sound(source.sound_preparation(&tower)?)
+        }
+    };
     if tower.attention.rope.is_some() {
         let frequencies = match family.tower {
             TowerKind::Pixtral => AxialFrequencies::InTurn,
@@ -136,7 +137,12 @@ pub(crate) fn read_tower(
             ProjectorKind::Averaged => Some(INPUT_PROJECTION),
             _ => None,
         },
-        unfolded: source.has(PATCH_MERGER).then_some(PATCH_MERGER),
+        unfolded: match family.tower {
+            TowerKind::Whisper => vec![PATCH_EMBEDDING, STEM],
+            _ => (source.has(PATCH_MERGER).then_some(PATCH_MERGER))
+                .into_iter()
+                .collect(),
+        },
     };
     let weights = TowerWeights::new(Arc::clone(weights), made, changes);
     let weights: Arc<dyn WeightSource> = Arc::new(weights.map_err(ModelError::Weight)?);
@@ -190,15 +196,15 @@ impl Source<'_> {
         let n_heads = self.count("attention.head_count")?;
         if n_layers > self.weights.names().len() {
             let reason = format!("it is {n_layers}, more than there are tensors");
-            return Err(setting("clip.vision.block_count", reason));
+            return Err(setting(&self.key("block_count"), reason));
         }
         if n_heads == 0 || !dim.is_multiple_of(n_heads) {
             let reason = format!("it is {n_heads}, no divisor of the width {dim}");
-            return Err(setting("clip.vision.attention.head_count", reason));
+            return Err(setting(&self.key("attention.head_count"), reason));
         }
         let head_dim = dim / n_heads;
-        let eps_key = "clip.vision.attention.layer_norm_epsilon";
-        let eps = self.metadata.optional(eps_key)?.unwrap_or(1e-6f32);
+        let eps_key = self.key("attention.layer_norm_epsilon");
+        let eps = self.metadata.optional(&eps_key)?.unwrap_or(1e-6f32);
         let layer_norm = Norm {
             kind: NormKind::LayerWithBias,
             eps,
@@ -229,7 +235,8 @@ impl Source<'_> {
             | TowerKind::SigLip2
             | TowerKind::MiniCpm
             | TowerKind::Clip
-            | TowerKind::InternVit => (None, None),
+            | TowerKind::InternVit
+            | TowerKind::Whisper => (None, None),
         };
         let attention = AttentionBlock {
             n_heads,
@@ -266,15 +273,23 @@ impl Source<'_> {
             ..AttentionBlock::default()
         };
         let arrangement = self.arrangement(family)?;
+        let n_bins = match family.tower {
+            TowerKind::Whisper => Some(self.positive("num_mel_bins")?),
+            _ => None,
+        };
         Ok(Tower {
-            patch_len: 3 * self.patch * self.patch,
+            n_bins,
+            patch_len: match n_bins {
+                None => 3 * self.patch * self.patch,
+                Some(_) => STEM_FRAMES * dim,
+            },
             patch_bias: self.has(PATCH_BIAS),
             dim,
             positions: self.positions(family)?,
             patch_norm: (family.tower == TowerKind::Glm4v).then_some(norm),
             first_norm: self.has("v.pre_ln.weight").then_some(norm),
             last_norm: match family.tower {
-                TowerKind::Clip | TowerKind::Gemma4 => None,
+                TowerKind::Clip | TowerKind::Gemma4 | TowerKind::Whisper => None,
                 TowerKind::InternVit => self.has("v.post_ln.weight").then_some(norm),
                 TowerKind::Pixtral => self.has(PATCH_MERGER).then_some(norm),
                 _ => Some(norm),
@@ -330,6 +345,11 @@ impl Source<'_> {
                     form: FeedForwardForm::PlainWithBias,
                 })
             }
+            (TowerKind::Whisper, _) => TowerFeedForward::Block(FeedForwardBlock {
+                hidden,
+                activation: Activation::GeluErf,
+                form: FeedForwardForm::PlainWithBias,
+            }),
             (_, Some(activation)) => TowerFeedForward::Block(FeedForwardBlock {
                 hidden,
                 activation,
@@ -346,9 +366,11 @@ impl Source<'_> {
         };
         Ok(match family.tower {
             TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Pixtral => TowerPositions::None,
-            TowerKind::SigLip | TowerKind::Clip | TowerKind::InternVit | TowerKind::Llama4 => {
-                TowerPositions::Learned(n_learned()?)
-            }
+            TowerKind::SigLip
+            | TowerKind::Clip
+            | TowerKind::InternVit
+            | TowerKind::Llama4
+            | TowerKind::Whisper => TowerPositions::Learned(n_learned()?),
             TowerKind::Gemma4 => match self.shape(POSITIONS)?[..] {
                 [2, n, dim] if dim == self.dim => TowerPositions::OfAxes(n),
                 ref shape => {
@@ -431,6 +453,7 @@ impl Source<'_> {
                 n: MERGER_SIDE * MERGER_SIDE,
                 n_patches: MERGER_SIDE * MERGER_SIDE,
             },
+            (_, ProjectorKind::NormedPairs) => Arrangement::Pooled(2),
             (_, ProjectorKind::Standardized) => Arrangement::Averaged {
                 kernel: self.averaged_side()?,
             },
@@ -541,39 +564,15 @@ impl Source<'_> {
         };
         Ok(base.map_or(usual, f64::from))
     }
-
-    fn has(&self, name: &str) -> bool {
-        self.weights.describe(name).is_ok()
-    }
-
-    fn shape(&self, name: &str) -> Result<Vec<usize>, ModelError> {
-        let found = self.weights.describe(name);
-        found.map(|info| info.shape).map_err(ModelError::Weight)
-    }
-
-    fn count(&self, key: &str) -> Result<usize, ModelError> {
-        let count: u32 = self.metadata.get(&format!("clip.vision.{key}"))?;
-        Ok(count as usize)
-    }
-
-    fn optional_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
-        let count: Option<u32> = self.metadata.optional(&format!("clip.vision.{key}"))?;
-        Ok(count.map(|count| count as usize))
-    }
 }
 
 /// Every tensor that the graphs name must be there, in its shape.
 fn check_tensors(tower: &Tower, weights: &dyn WeightSource) -> Result<(), ModelError> {
     let projectors = (0..tower.projectors().count()).map(Stage::Projector);
-    let stages = tower.stages(1, usize::MAX).into_iter().chain(projectors);
-    let graphs = stages.map(|stage| tower.stage_graph(stage, 1));
+    let stem = tower.n_bins.map(|_| Stage::Stem);
+    let stages = stem.into_iter().chain(tower.stages(1, usize::MAX));
+    let graphs = stages.chain(projectors);
+    let graphs = graphs.map(|stage| tower.stage_graph(stage, 1));
     let graphs: Vec<Graph> = graphs.collect::<Result<_, _>>()?;
     check_named_tensors(&graphs, weights)
-}
-
-fn setting(key: &str, reason: String) -> ModelError {
-    ModelError::Setting {
-        key: key.to_owned(),
-        reason,
-    }
 }

@@ -160,6 +160,10 @@ impl Source<'_> {
                     most: most.min(MAX_PIXELS),
                 }
             }
+            TowerKind::Whisper => {
+                let reason = "it hears: no picture is prepared for it".to_owned();
+                return Err(setting("clip.audio.projector_type", reason));
+            }
             TowerKind::Clip => {
                 let side = self.count("image_size")?;
                 match self.listed_sizes(side)? {

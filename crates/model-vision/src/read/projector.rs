@@ -108,6 +108,18 @@ impl Source<'_> {
                 steps.push(ProjectorStep::Matrix(INPUT_PROJECTION.to_owned(), width));
                 steps
             }
+            ProjectorKind::NormedPairs => {
+                let norm = Norm {
+                    kind: NormKind::LayerWithBias,
+                    eps: 1e-5,
+                };
+                let name = "mm.fc.weight".to_owned();
+                let width = self.rows_of(&name)?;
+                vec![
+                    ProjectorStep::Norm(norm, "v.post_ln".to_owned()),
+                    ProjectorStep::Affine(name, width),
+                ]
+            }
             ProjectorKind::Squares => {
                 let name = "mm.model.fc.weight";
                 vec![ProjectorStep::Matrix(name.to_owned(), self.rows_of(name)?)]

@@ -4,6 +4,7 @@
 use axum::extract::{Path, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
+use model_core::media::MediaKind;
 use serde_json::{Value, json};
 
 use crate::api::on_get;
@@ -85,7 +86,7 @@ fn entry_v1(status: &ModelStatus) -> Value {
         "max_context_length": facts.n_ctx,
         "format": format(facts),
         "capabilities": {
-            "vision": status.model.as_ref().is_some_and(|model| model.sees()),
+            "vision": status.model.as_ref().is_some_and(|model| model.takes(MediaKind::Picture)),
             "trained_for_tool_use": facts.takes_tools(),
         },
         "description": null,

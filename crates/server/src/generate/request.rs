@@ -28,16 +28,17 @@ pub enum Prompt {
     Chat(ChatPrompt),
     /// A gap in a text, for models whose vocabulary has marks for it.
     Gap(Gap),
-    /// A text with marks for its pictures.
+    /// A text with marks for its pictures or sounds.
     Marked(MarkedText),
 }
 
-/// A text of llama.cpp's form, in which `<__media__>` stands for each of its pictures.
+/// A text of llama.cpp's form, in which `<__media__>` stands for each of its pictures
+/// or sounds.
 #[derive(Clone, Debug)]
 pub struct MarkedText {
     /// The text.
     pub text: String,
-    /// The pictures, in base64.
+    /// The pictures or sounds, in base64.
     pub pictures: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Pictures in the messages of each API: the same text, and clear refusals.
+//! Pictures and sounds in the messages of each API: the same text, and clear refusals.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use kv_core::KvType;
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
 use model_tests::http::post;
-use model_tests::vision::{SIZES, expand, picture};
+use model_tests::sound::sound;
+use model_tests::vision::{HEARING, SIZES, expand, picture};
 use model_vision::Vision;
 use serde_json::{Value, json};
 
@@ -22,8 +23,12 @@ fn server() -> Server {
 }
 
 fn server_with(picture_fetcher: Option<PictureFetcher>) -> Server {
+    server_of("llava", "<image>", picture_fetcher)
+}
+
+fn server_of(name: &str, mark: &str, picture_fetcher: Option<PictureFetcher>) -> Server {
     let folder = tempfile::tempdir().unwrap();
-    expand("llava", "<image>", folder.path());
+    expand(name, mark, folder.path());
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
     let file = ModelFile::open(folder.path(), &registry).unwrap();
@@ -55,7 +60,11 @@ fn server_with(picture_fetcher: Option<PictureFetcher>) -> Server {
 }
 
 fn encoded(size: [u32; 2]) -> String {
-    base64::engine::general_purpose::STANDARD.encode(picture(size))
+    base64(&picture(size))
+}
+
+fn base64(bytes: &[u8]) -> String {
+    base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
 fn data_url(size: [u32; 2]) -> String {
@@ -169,14 +178,6 @@ fn pictures_are_fetched_where_that_is_allowed() {
 #[test]
 fn what_is_no_picture_is_refused_with_its_place() {
     let server = server();
-    let refused = |content: &Value| {
-        let body = json!({"messages": [{"role": "user", "content": content}]});
-        let reply = post(server.address, "/v1/chat/completions", &body);
-        assert_eq!(reply.status, 400, "{}", reply.body);
-        let error = &reply.json()["error"];
-        assert_eq!(error["param"], "messages[0].content[0]");
-        error["message"].as_str().unwrap().to_owned()
-    };
     for (url, why) in [
         (
             "data:image/png;base64,AAAA",
@@ -186,11 +187,76 @@ fn what_is_no_picture_is_refused_with_its_place() {
         ("data:image/png;base64,!", "it is no base64"),
         ("https://example.com/cat.png", "this server fetches none"),
     ] {
-        let message = refused(&json!([{"type": "image_url", "image_url": {"url": url}}]));
+        let content = json!([{"type": "image_url", "image_url": {"url": url}}]);
+        let message = refusal(&server, &content);
         assert!(message.contains(why), "{message}");
     }
     // What a user writes is no place of a picture.
     let image = json!({"type": "image_url", "image_url": {"url": data_url(SIZES[0])}});
     let spelled = json!([image, {"type": "text", "text": "<image> is a mark"}]);
     chat(&server, &spelled);
+}
+
+#[test]
+fn sounds_are_heard_in_messages_and_prompts() {
+    let (name, mark) = HEARING[0];
+    let server = server_of(name, mark, None);
+    let text = "What is said?";
+    let part = json!({"type": "text", "text": text});
+    let audio = |bytes: &[u8]| {
+        let audio = json!({"data": base64(bytes), "format": "wav"});
+        json!({"type": "input_audio", "input_audio": audio})
+    };
+    let answer = chat(&server, &json!([audio(&sound(SIZES[0])), part]));
+    let wanted = answer["choices"][0]["message"]["content"].as_str().unwrap();
+    let other = chat(&server, &json!([audio(&sound(SIZES[1])), part]));
+    assert_ne!(other["choices"][0]["message"]["content"], wanted);
+    let again = chat(&server, &json!([audio(&sound(SIZES[0])), part]));
+    let n_prompt = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(
+        again["usage"]["prompt_tokens_details"]["cached_tokens"],
+        n_prompt - 1
+    );
+    let url = format!("data:audio/wav;base64,{}", base64(&sound(SIZES[0])));
+    let by_url = json!({"type": "audio_url", "audio_url": {"url": url}});
+    let again = chat(&server, &json!([by_url, part]));
+    assert_eq!(again["choices"][0]["message"]["content"], wanted);
+    let marked = json!({
+        "prompt_string": format!("<|audio_bos|><__media__><|audio_eos|>{text}"),
+        "multimodal_data": [base64(&sound(SIZES[0]))],
+    });
+    let body = json!({"prompt": marked, "temperature": 0, "n_predict": 6});
+    assert_eq!(reply(&server, "/completion", &body)["content"], wanted);
+    let properties = model_tests::http::get(server.address, "/props").json();
+    assert_eq!(
+        properties["modalities"],
+        json!({"vision": false, "audio": true})
+    );
+    let truncated = &sound(SIZES[0])[..2000];
+    let image = json!({"type": "image_url", "image_url": {"url": data_url(SIZES[0])}});
+    let remote = json!({"type": "audio_url", "audio_url": {"url": "https://example.com/a.wav"}});
+    for (content, why) in [
+        (audio(truncated), "it is cut short: 978 of 9690 samples"),
+        (audio(b"not a sound"), "none of WAV, MP3 and FLAC"),
+        (audio(&picture(SIZES[0])), "none of WAV, MP3 and FLAC"),
+        (audio(&sound([201, 0])), "2 seconds: at most 1 are taken"),
+        (image, "the model takes no pictures"),
+        (remote, "sounds are not fetched"),
+    ] {
+        let message = refusal(&server, &json!([content, part]));
+        assert!(message.contains(why), "{message}");
+    }
+    let seeing = self::server();
+    let message = refusal(&seeing, &json!([audio(&sound(SIZES[0])), part]));
+    assert!(message.contains("the model takes no sounds"), "{message}");
+}
+
+/// The message with which the first part of a content is refused.
+fn refusal(server: &Server, content: &Value) -> String {
+    let body = json!({"messages": [{"role": "user", "content": content}]});
+    let reply = post(server.address, "/v1/chat/completions", &body);
+    assert_eq!(reply.status, 400, "{}", reply.body);
+    let error = &reply.json()["error"];
+    assert_eq!(error["param"], "messages[0].content[0]");
+    error["message"].as_str().unwrap().to_owned()
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::rc::Rc;
 
-use cellar::{chat_tokens, picture_address};
+use cellar::{MediaPart, chat_tokens};
 use cellar_engine::batch_file::{BatchReader, json_fault, numbered_lines};
 use cellar_engine::sampler::{Bias, LogitBias, SamplerConfig};
 use cellar_engine::serve::{Choices, TextRequest};
@@ -112,8 +112,8 @@ impl TryFrom<i64> for TopK {
 }
 
 impl Message {
-    /// The fault of its content; `None` where it is a text, or parts that are texts and
-    /// pictures.
+    /// The fault of its content; `None` where it is a text, or parts that are texts,
+    /// pictures and sounds.
     fn wrong(&self) -> Option<String> {
         let parts = match &self.content {
             Value::String(_) => return None,
@@ -126,17 +126,18 @@ impl Message {
         };
         let other = parts
             .iter()
-            .find(|part| text_of(part).is_none() && picture_address(part).is_none())?;
+            .find(|part| text_of(part).is_none() && MediaPart::of(part).is_none())?;
         Some(format!(
-            "a part of a message has the type {}: parts are \"text\" and \"image_url\"",
+            "a part of a message has the type {}: parts are \"text\", \"image_url\", \
+             \"input_audio\" and \"audio_url\"",
             other["type"]
         ))
     }
 
-    /// The number of its pictures.
+    /// The number of its pictures and sounds.
     fn n_pictures(&self) -> usize {
         let parts = self.content.as_array().into_iter().flatten();
-        parts.filter_map(picture_address).count()
+        parts.filter_map(MediaPart::of).count()
     }
 
     /// The message where it is text alone: parts follow each other.
@@ -339,7 +340,7 @@ impl RequestLine {
         sampler
     }
 
-    /// The number of pictures in its messages.
+    /// The number of pictures and sounds in its messages.
     pub(super) fn n_pictures(&self) -> usize {
         let messages = self.fields.messages.iter().flatten();
         messages.map(Message::n_pictures).sum()
@@ -392,7 +393,7 @@ impl RequestLine {
     fn chat(&self, context: LineContext<'_>, messages: &[Message]) -> anyhow::Result<TextRequest> {
         if let (Some(sight), true) = (context.sight, self.n_pictures() > 0) {
             let mut messages: Vec<Value> = messages.iter().map(Message::json).collect();
-            let read = |address: &str| pictures::read_address(sight, address);
+            let read = |part: &MediaPart<'_>| pictures::read_part(sight, part);
             let read = cellar::take_pictures(&mut messages, read)?;
             let reader = pictures::reader(sight).map_err(anyhow::Error::msg)?;
             let chat = cellar::picture_chat(context.file, &reader, &messages, &Map::new(), &read)?;

@@ -34,6 +34,8 @@ pub(super) enum Command {
     System(SystemChange),
     /// Show the model a picture, with the next message.
     Image(PathBuf),
+    /// Play the model a sound, with the next message.
+    Audio(PathBuf),
     /// Answer the last message again.
     Regenerate,
     /// Forget the last message and its answer.
@@ -77,6 +79,7 @@ pub(super) const HELP: &str = "\
   /regen              answer the last message again
   /system [TEXT]      show or change the system message; \"\" removes it
   /image FILE         show the model a picture, with the next message
+  /audio FILE         play the model a sound, with the next message
   /save FILE          save the conversation as JSON
   /load FILE          continue a saved conversation
   /set [NAME VALUE]   show or change settings: temp, top-k, top-p, min-p, repeat-penalty,
@@ -91,9 +94,9 @@ A line that ends with \\ continues on the next one; // at its beginning sends a 
 Ctrl-C ends an answer or clears a line; twice on an empty line it ends the program.";
 
 /// The names that a mistyped one is compared with.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "help", "exit", "quit", "clear", "regen", "undo", "stats", "save", "load", "system", "image",
-    "set", "show",
+    "audio", "set", "show",
 ];
 
 /// What a line is; `None` for an empty one.
@@ -146,6 +149,7 @@ fn command(name: &str, rest: &str) -> anyhow::Result<Command> {
         "save" => file(Command::Save, "chat.json"),
         "load" => file(Command::Load, "chat.json"),
         "image" => file(Command::Image, "cat.jpg"),
+        "audio" => file(Command::Audio, "talk.wav"),
         "system" => Ok(Command::System(match (rest, unquoted(rest)) {
             ("", _) => SystemChange::Show,
             (_, "") => SystemChange::Remove,
@@ -232,6 +236,8 @@ mod tests {
         assert_eq!(parsed("/save  a b.json"), Line::Command(save));
         let image = Command::Image(PathBuf::from("a b.png"));
         assert_eq!(parsed("/image a b.png"), Line::Command(image));
+        let audio = Command::Audio(PathBuf::from("a b.wav"));
+        assert_eq!(parsed("/audio a b.wav"), Line::Command(audio));
         let home = || Some(PathBuf::from("/home/me"));
         assert_eq!(
             in_home("~/a.json", home()),
@@ -263,6 +269,7 @@ mod tests {
             ("/save", "/save needs the name of a file"),
             ("/load \"\"", "/load needs the name of a file"),
             ("/image", "/image needs the name of a file: /image cat.jpg"),
+            ("/audio", "/audio needs the name of a file: /audio talk.wav"),
             ("/set temp", "/set needs a name and a value"),
             ("/show me", "/show does not know 'me'"),
         ] {

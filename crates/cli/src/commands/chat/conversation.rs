@@ -6,26 +6,29 @@
 use std::path::{Path, PathBuf};
 
 use model_core::chat_template::ChatMessage;
+use model_core::media::MediaKind;
 use model_core::picture::PreparedPicture;
 use serde::{Deserialize, Serialize};
 
 use crate::commands::answer::{Answer, ThinkingFormat};
 
-/// A picture of a message.
+/// A picture or a sound of a message.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ShownPicture {
+    /// Which of both.
+    pub(super) media: MediaKind,
     /// The file that it was read from.
     pub(super) path: PathBuf,
-    /// What the model sees.
+    /// What the model sees or hears.
     pub(super) prepared: PreparedPicture,
 }
 
-/// What the user wrote, and the pictures before it.
+/// What the user wrote, and the pictures and sounds before it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct UserMessage {
     /// The text.
     pub(super) text: String,
-    /// The pictures.
+    /// The pictures and sounds.
     pub(super) pictures: Vec<ShownPicture>,
 }
 
@@ -43,7 +46,7 @@ pub(super) struct Turn {
 pub(super) struct SeenMessage<'a> {
     /// Its role and its text.
     pub(super) message: ChatMessage,
-    /// The pictures before the text.
+    /// The pictures and sounds before the text.
     pub(super) pictures: &'a [ShownPicture],
 }
 
@@ -76,8 +79,8 @@ struct SavedMessage {
     reasoning_content: Option<String>,
 }
 
-/// The content of a message in a file: as chat servers take it, but for pictures, which are named
-/// by their files.
+/// The content of a message in a file: as chat servers take it, but for pictures and sounds, which
+/// are named by their files.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 enum SavedContent {
@@ -90,6 +93,7 @@ enum SavedContent {
 enum SavedPart {
     Text { text: String },
     Image { path: PathBuf },
+    Audio { path: PathBuf },
 }
 
 impl UserMessage {
@@ -98,10 +102,14 @@ impl UserMessage {
         if self.pictures.is_empty() {
             return SavedContent::Text(text);
         }
-        let path = |picture: &ShownPicture| SavedPart::Image {
-            path: picture.path.clone(),
+        let part = |shown: &ShownPicture| {
+            let path = shown.path.clone();
+            match shown.media {
+                MediaKind::Picture => SavedPart::Image { path },
+                MediaKind::Sound => SavedPart::Audio { path },
+            }
         };
-        let pictures = self.pictures.iter().map(path);
+        let pictures = self.pictures.iter().map(part);
         SavedContent::Parts(pictures.chain([SavedPart::Text { text }]).collect())
     }
 }
@@ -205,14 +213,14 @@ impl Conversation {
         serde_json::from_str::<Saved>(text).is_ok()
     }
 
-    /// The conversation that [`Conversation::to_json`] wrote. `read` reads the pictures that it
-    /// names.
+    /// The conversation that [`Conversation::to_json`] wrote. `read` reads the pictures and sounds
+    /// that it names.
     ///
     /// # Errors
     /// Where it is no such JSON, its messages do not take turns, or a picture cannot be read.
     pub(super) fn from_json(
         text: &str,
-        mut read: impl FnMut(&Path) -> anyhow::Result<PreparedPicture>,
+        mut read: impl FnMut(MediaKind, &Path) -> anyhow::Result<PreparedPicture>,
     ) -> anyhow::Result<Self> {
         let saved: Saved = serde_json::from_str(text)?;
         let mut messages = saved.messages.into_iter().zip(1..).peekable();
@@ -240,7 +248,7 @@ impl Conversation {
 /// The message of a user in a file.
 fn user_message(
     content: SavedContent,
-    read: &mut impl FnMut(&Path) -> anyhow::Result<PreparedPicture>,
+    read: &mut impl FnMut(MediaKind, &Path) -> anyhow::Result<PreparedPicture>,
 ) -> anyhow::Result<UserMessage> {
     let mut user = UserMessage::default();
     let parts = match content {
@@ -248,13 +256,19 @@ fn user_message(
         SavedContent::Parts(parts) => parts,
     };
     for part in parts {
-        match part {
-            SavedPart::Text { text } => user.text.push_str(&text),
-            SavedPart::Image { path } => user.pictures.push(ShownPicture {
-                prepared: read(&path)?,
-                path,
-            }),
-        }
+        let (media, path) = match part {
+            SavedPart::Text { text } => {
+                user.text.push_str(&text);
+                continue;
+            }
+            SavedPart::Image { path } => (MediaKind::Picture, path),
+            SavedPart::Audio { path } => (MediaKind::Sound, path),
+        };
+        user.pictures.push(ShownPicture {
+            media,
+            prepared: read(media, &path)?,
+            path,
+        });
     }
     Ok(user)
 }
@@ -264,7 +278,9 @@ fn text_of(content: SavedContent, at: usize) -> anyhow::Result<String> {
     match content {
         SavedContent::Text(text) => Ok(text),
         SavedContent::Parts(_) => {
-            anyhow::bail!("message {at} has parts, and only those of the user have pictures")
+            anyhow::bail!(
+                "message {at} has parts, and only those of the user have pictures or sounds"
+            )
         }
     }
 }
@@ -305,7 +321,7 @@ mod tests {
         }
     }
 
-    fn unread(path: &Path) -> anyhow::Result<PreparedPicture> {
+    fn unread(_: MediaKind, path: &Path) -> anyhow::Result<PreparedPicture> {
         anyhow::bail!("'{}' is not read", path.display())
     }
 
@@ -322,15 +338,20 @@ mod tests {
     #[test]
     fn pictures_are_saved_by_the_names_of_their_files() {
         let mut conversation = Conversation::default();
-        let pictures = ["a.png", "bc.png"].map(|path| ShownPicture {
+        let shown = |media, path: &str| ShownPicture {
+            media,
             path: PathBuf::from(path),
             prepared: prepared(Path::new(path)),
-        });
+        };
+        let pictures = [
+            shown(MediaKind::Picture, "a.png"),
+            shown(MediaKind::Sound, "bc.wav"),
+        ];
         let mut shown = turn("What?", "Cats.");
         shown.user.pictures = pictures.to_vec();
         conversation.push(shown);
         let json = conversation.to_json(String::new()).unwrap();
-        let read = |path: &Path| Ok(prepared(path));
+        let read = |_: MediaKind, path: &Path| Ok(prepared(path));
         assert_eq!(Conversation::from_json(&json, read).unwrap(), conversation);
         let error = Conversation::from_json(&json, unread).unwrap_err();
         assert_eq!(error.to_string(), "'a.png' is not read");

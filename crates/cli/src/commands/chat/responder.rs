@@ -310,13 +310,13 @@ impl Responder {
     }
 }
 
-/// A message as JSON, with its pictures before its text.
+/// A message as JSON, with its pictures and sounds before its text.
 fn as_json(seen: &SeenMessage<'_>) -> Value {
     let ChatMessage { role, content } = &seen.message;
-    if seen.pictures.is_empty() {
-        json!({"role": role, "content": content})
-    } else {
-        cellar::picture_message(content, seen.pictures.len())
+    // No model takes both.
+    match seen.pictures.first() {
+        None => json!({"role": role, "content": content}),
+        Some(shown) => cellar::media_message(shown.media, content, seen.pictures.len()),
     }
 }
 

@@ -55,6 +55,7 @@ pub(super) fn check_flags(args: &RunArgs, file: &ModelFile) -> anyhow::Result<()
         (session.load_state.is_some(), "--load-state"),
         (session.save_state.is_some(), "--save-state"),
         (!args.image.is_empty(), "--image"),
+        (!args.audio.is_empty(), "--audio"),
         (args.logprobs.is_some(), "--logprobs"),
         (args.prompt_logprobs.is_some(), "--prompt-logprobs"),
         (args.reasoning_budget.is_some(), "--reasoning-budget"),

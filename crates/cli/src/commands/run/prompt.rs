@@ -154,24 +154,24 @@ pub(super) fn encode(
     Ok((prompt, ids))
 }
 
-/// The text of a message with pictures before its words, and its tokens. The text has the model's
-/// mark in the place of each picture.
+/// The text of a message with pictures or sounds before its words, and its tokens. The text has the
+/// model's mark in the place of each.
 ///
 /// # Errors
-/// Where a picture cannot be read, or the model sees none; where the template refuses the message.
+/// Where one cannot be read, or the model does not take it; where the template refuses the message.
 pub(super) fn with_pictures(
     file: &ModelFile,
     args: &RunArgs,
     sight: &Sight,
     prompt: &str,
 ) -> anyhow::Result<(String, PromptTokens)> {
-    let read = pictures::read(sight, &args.image)?;
+    let read = pictures::read(sight, &args.image, &args.audio)?;
     let reader = pictures::reader(sight).map_err(anyhow::Error::msg)?;
     let system = args
         .system
         .as_ref()
         .map(|text| json!({"role": "system", "content": text}));
-    let message = cellar::picture_message(prompt, read.len());
+    let message = cellar::media_message(reader.media(), prompt, read.len());
     let messages: Vec<Value> = system.into_iter().chain([message]).collect();
     let chat = cellar::picture_chat(file, &reader, &messages, &Map::new(), &read)?;
     Ok((chat.text, chat.prompt))

@@ -4,6 +4,7 @@
 //! it is a tool's result or a tool that is merely offered. What an assistant thought is given to
 //! the template, which leaves out that of earlier turns, as Anthropic does.
 
+use model_core::media::MediaKind;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -163,9 +164,11 @@ fn parts(path: &str, content: &Content, skips: &Skips) -> Result<Parts, ApiError
             }
             Some("image") => {
                 let url = image_url(block).ok_or_else(|| missing("source"))?;
-                parts
-                    .content
-                    .push(pictures::part(&format!("{path}[{at}]"), &url));
+                parts.content.push(pictures::part(
+                    MediaKind::Picture,
+                    &format!("{path}[{at}]"),
+                    &url,
+                ));
             }
             Some("thinking") => {
                 parts.thoughts.extend(text("thinking").map(str::to_owned));

@@ -9,6 +9,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::MethodRouter;
+use model_core::media::MediaKind;
 use serde_json::{Value, json};
 
 use crate::api::on_get;
@@ -118,7 +119,9 @@ pub(crate) fn props() -> MethodRouter<App> {
             "bos_token": text_of(ids.bos).unwrap_or_default(),
             "eos_token": text_of(ids.eos).unwrap_or_default(),
             "build_info": concat!("cellar-", env!("CARGO_PKG_VERSION")),
-            "modalities": {"vision": model.sees(), "audio": false},
+            "modalities": {
+                "vision": model.takes(MediaKind::Picture), "audio": model.takes(MediaKind::Sound),
+            },
             "chat_template_caps": {
                 "supports_tools": takes_tools, "supports_tool_calls": takes_tools,
             },

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
+use model_core::media::MediaKind;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -130,7 +131,10 @@ fn capabilities(facts: &ModelFacts, model: Option<&ServedModel>) -> Vec<&'static
             let more = [
                 ("tools", facts.takes_tools()),
                 ("insert", has_marks),
-                ("vision", model.is_some_and(ServedModel::sees)),
+                (
+                    "vision",
+                    model.is_some_and(|model| model.takes(MediaKind::Picture)),
+                ),
                 (
                     "thinking",
                     template.contains("thinking") || template.contains("<think>"),

@@ -210,7 +210,7 @@ pub(crate) fn result_text(path: &str, content: &Value, skips: &Skips) -> Result<
         let note = match part.get("type").and_then(Value::as_str) {
             Some("image" | "image_url" | "input_image") => "[image]",
             Some("document" | "file" | "input_file") => "[file]",
-            Some("audio" | "input_audio") => "[audio]",
+            Some("audio" | "audio_url" | "input_audio") => "[audio]",
             Some("tool_reference") => "[tool]",
             _ => {
                 texts.push(part_text(&format!("{path}[{number}]"), part)?.to_owned());
@@ -224,26 +224,26 @@ pub(crate) fn result_text(path: &str, content: &Value, skips: &Skips) -> Result<
     Ok(texts.join("\n"))
 }
 
-/// The content of a message, at this path of the request: its text, or where it has pictures, its
-/// parts.
+/// The content of a message, at this path of the request: its text, or where it has pictures or
+/// sounds, its parts.
 ///
 /// # Errors
 /// [`ApiError`] 400 with the path of the part.
 pub(crate) fn content_value(path: &str, content: &Value) -> Result<Value, ApiError> {
     let parts = content.as_array().into_iter().flatten().enumerate();
     let mut read = Vec::new();
-    let mut has_pictures = false;
+    let mut has_media = false;
     for (number, part) in parts {
         let path = format!("{path}[{number}]");
         match pictures::read_part(&path, part) {
-            Some(picture) => {
-                has_pictures = true;
-                read.push(picture?);
+            Some(part) => {
+                has_media = true;
+                read.push(part?);
             }
             None => read.push(json!({"type": "text", "text": part_text(&path, part)?})),
         }
     }
-    if has_pictures {
+    if has_media {
         Ok(Value::Array(read))
     } else {
         Ok(json!(content_text(path, content)?))
@@ -290,6 +290,8 @@ fn part_text<'p>(path: &str, part: &'p Value) -> Result<&'p str, ApiError> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
+    use model_core::media::MediaKind;
+
     use super::*;
 
     #[test]
@@ -353,7 +355,7 @@ mod tests {
         let image = json!({"type": "image_url", "image_url": {"url": "data:x"}});
         let list = json!([{"role": "user", "content": [image, {"type": "text", "text": "a"}]}]);
         let read = messages(&list, &Skips::default()).unwrap();
-        let picture = pictures::part("messages[0].content[0]", "data:x");
+        let picture = pictures::part(MediaKind::Picture, "messages[0].content[0]", "data:x");
         assert_eq!(
             read[0]["content"],
             json!([picture, {"type": "text", "text": "a"}])
@@ -387,7 +389,7 @@ mod tests {
             (
                 json!([{"role": "user", "content": "a"}, {"role": "user", "content": [
                 {"type": "text", "text": "a"}, audio]}]),
-                "messages[1].content[1]",
+                "messages[1].content[1].input_audio.data",
             ),
         ] {
             let error = messages(&list, &Skips::default()).unwrap_err();
