@@ -68,8 +68,6 @@ pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
 #[cfg(feature = "serve")]
 pub(crate) use store::StoreArgs;
 pub(crate) use swap::SwapArgs;
-#[cfg(feature = "serve")]
-pub(crate) use swap::swap_disk;
 pub(crate) use texts::TextArgs;
 pub(crate) use trace::{ReplayArgs, TraceArgs, TraceFormat};
 pub(crate) use values::{

@@ -11,7 +11,7 @@ use cellar_prefix_store::{
     DirectoryConfig, DirectoryStore, GroupStore, HostStore, StoreError, StoreKey, Tier, TierConfig,
 };
 
-use crate::args::{StoreArgs, swap_disk};
+use crate::args::{StoreArgs, SwapArgs};
 
 /// The name of the file with the key of a directory.
 const KEY: &str = "key";
@@ -110,7 +110,7 @@ impl SharedTiers {
         };
         let disk = self.directory.clone().map(|directory| {
             let n_bytes = directory.max_bytes / 2;
-            swap_disk(directory, n_bytes).context("--cache-dir")
+            SwapArgs::disk_in(directory, n_bytes).context("--cache-dir")
         });
         Ok(Some(SharedSwap {
             n_bytes: host.max_bytes() / 2,

@@ -51,8 +51,7 @@ impl HostStore {
         self.lock().max_bytes
     }
 
-    /// Takes bytes for something else, for which groups go; `None` where others have reserved too
-    /// many.
+    /// Takes bytes for something else, for which groups go; `None` where others have too many.
     pub fn reserve(&self, n_bytes: u64) -> Option<ReservedBytes> {
         let mut reserved = ReservedBytes {
             store: self.clone(),
@@ -67,7 +66,7 @@ impl HostStore {
 }
 
 impl ReservedBytes {
-    /// Takes so many bytes more. Returns false, and takes none, where others have reserved too many.
+    /// Takes so many bytes more. Returns false, and takes none, where others have too many.
     pub fn grow(&mut self, n_bytes: u64) -> bool {
         let mut all = self.store.lock();
         if n_bytes > all.max_bytes.saturating_sub(all.reserved) {

@@ -66,18 +66,18 @@ impl SwapArgs {
             dir: dir.clone(),
             max_bytes: u64::MAX,
         };
-        let disk = swap_disk(config, self.disk_bytes()).context("--swap-dir")?;
+        let disk = Self::disk_in(config, self.disk_bytes()).context("--swap-dir")?;
         Ok(Some(disk))
     }
-}
 
-/// So many bytes of a directory, as files that only this process reads.
-///
-/// # Errors
-/// Where the directory cannot be used, or no thread starts.
-pub(crate) fn swap_disk(config: DirectoryConfig, n_bytes: u64) -> Result<SwapDisk, StoreError> {
-    let store = DirectoryStore::open(config)?;
-    let key = StoreKey::random()?;
-    let tier = Tier::start(key, vec![Box::new(store)], TierConfig::default())?;
-    Ok(SwapDisk { tier, n_bytes })
+    /// So many bytes of a directory, as files that only this process reads.
+    ///
+    /// # Errors
+    /// Where the directory cannot be used, or no thread starts.
+    pub(crate) fn disk_in(config: DirectoryConfig, n_bytes: u64) -> Result<SwapDisk, StoreError> {
+        let store = DirectoryStore::open(config)?;
+        let key = StoreKey::random()?;
+        let tier = Tier::start(key, vec![Box::new(store)], TierConfig::default())?;
+        Ok(SwapDisk { tier, n_bytes })
+    }
 }

@@ -604,7 +604,7 @@ mod tests {
         save(&mut store, 1, &[1; 50]).unwrap();
         assert_eq!(host.has(&prefixes).unwrap(), [false, false, true]);
         assert_eq!(host.n_bytes(), 90);
-        // Another model has the rest: there is no room for a second state, and nothing is left of it.
+        // Another model has the rest: a second state has no room, and nothing is left of it.
         let other = host.reserve(60).unwrap();
         save(&mut store, 2, &[2; 20]).unwrap_err();
         assert_eq!(host.n_bytes(), 110);

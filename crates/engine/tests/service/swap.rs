@@ -155,7 +155,7 @@ fn check_trace(bytes: &[u8], counters: &Counters) {
 
 for_each_memory!(check);
 
-/// States are in the bytes of the tier of prefixes: these go for them, and they leave nothing there.
+/// States are in the bytes of the tier of prefixes: these go for them, and nothing is left there.
 /// Where others have all of it, requests are computed again.
 #[test]
 fn states_take_the_place_of_stored_prefixes() {
