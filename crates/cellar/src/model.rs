@@ -258,8 +258,8 @@ impl<B: Backend, M: Memory + Clone> Model<B, M> {
         self.chat_with_pictures(&[media_message(media, text, read.len())], &read, options)
     }
 
-    /// Answers messages with pictures or sounds, which [`Model::picture_reader`] has read: each part
-    /// `{"type": "image"}` or `{"type": "audio"}` of a content is the next one.
+    /// Answers messages with pictures or sounds, which [`Model::picture_reader`] has read: each
+    /// part `{"type": "image"}` or `{"type": "audio"}` of a content is the next one.
     ///
     /// # Errors
     /// As [`Model::look`].

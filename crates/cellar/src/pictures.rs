@@ -17,8 +17,8 @@ use crate::backends::{BackendOptions, open_backend};
 use crate::chat::render_json_chat;
 use crate::error::Error;
 
-/// The vision or audio tower of a model, where it has one: in `mmproj`, in its directory, or in the one
-/// `mmproj` file next to it.
+/// The vision or audio tower of a model, where it has one: in `mmproj`, in its directory, or in the
+/// one `mmproj` file next to it.
 ///
 /// # Errors
 /// [`Error::Picture`] where it is not usable or not supported.

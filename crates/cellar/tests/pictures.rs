@@ -1,5 +1,5 @@
-//! Prompts with pictures or sounds against transformers, from the bytes of files to the text; and what of
-//! them is remembered.
+//! Prompts with pictures or sounds against transformers, from the bytes of files to the text; and
+//! what of them is remembered.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 

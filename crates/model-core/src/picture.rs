@@ -3,8 +3,8 @@
 //! A prompt holds the rows of a picture in place of tokens, under names
 //! ([`TokenId::names_row`]). Invariant: a name follows from the values that the tower is given, the
 //! tower and the number of the row alone. So whatever compares tokens (cached prefixes, saved
-//! states, events) tells pictures apart, and finds the same one again. A sound is one of these, too:
-//! its patches are the frames of its spectrogram. Knows no file format and computes nothing.
+//! states, events) tells pictures apart, and finds the same one again. A sound is one of these,
+//! too: its patches are the frames of its spectrogram. Knows no file format and computes nothing.
 
 use std::ops::Range;
 use std::path::PathBuf;
