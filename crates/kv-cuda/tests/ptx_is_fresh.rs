@@ -81,7 +81,8 @@ fn the_ptx_is_that_of_the_kernels() {
     );
 }
 
-/// Kernels that keep some registers in memory, 8 to 128 bytes of them, for one compute capability or more.
+/// Kernels that keep some registers in memory, 8 to 128 bytes of them, for one compute
+/// capability or more.
 const SPILLS: [&str; 11] = [
     "attend_tiles_256",
     "delta_f32",

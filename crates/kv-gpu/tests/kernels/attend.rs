@@ -64,7 +64,7 @@ impl Case<'_> {
             precise,
         } = self.attended();
         assert_close(&what, &fast, &wanted, TOLERANCE);
-        // Else tensor cores had nothing to do with it, which a row by itself uses where there are any.
+        // Else tensor cores had nothing to do with it. One row uses them where there are any.
         let device = backends(Precision::Fast).swap_remove(0);
         if self.visibility.n_rows >= 8 || device.device().has_tensor_cores() {
             assert_ne!(fast, precise, "{what}");
