@@ -103,6 +103,7 @@ mod tests {
         let ram = bytes.to_string().parse();
         RamArgs {
             ram: Some(ram.unwrap()),
+            vram: None,
         }
     }
 
@@ -124,7 +125,15 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(none.contains("there are none"), "{none}");
-        let none = ExpertReport::new(&RamArgs { ram: None }, None, 5).unwrap();
+        let none = ExpertReport::new(
+            &RamArgs {
+                ram: None,
+                vram: None,
+            },
+            None,
+            5,
+        )
+        .unwrap();
         assert!(none.is_none());
     }
 }
