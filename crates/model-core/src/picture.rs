@@ -16,7 +16,7 @@ use kv_core::grid::GridPos;
 use kv_graph::weights::SourceChanged;
 
 use crate::error::{ModelError, ModelFileError};
-use crate::media::{MediaKind, SoundError};
+use crate::media::MediaKind;
 
 /// The identity of a picture: 128 bits of a hash of what the tower is given and of the tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -290,9 +290,32 @@ pub enum PictureError {
         /// The largest factor.
         limit: u32,
     },
-    /// A sound cannot be read.
-    #[error(transparent)]
-    Sound(#[from] SoundError),
+    /// The bytes are no sound of a known format, or cut short.
+    #[error("the sound cannot be read: {reason}")]
+    UnreadableSound {
+        /// Why, in the decoder's words.
+        reason: String,
+    },
+    /// A sound is larger than what is read, or longer than the model hears.
+    #[error("the sound has {got} {unit}: at most {limit} are taken")]
+    SoundTooLarge {
+        /// Its size.
+        got: u64,
+        /// What is counted.
+        unit: &'static str,
+        /// The most that is taken.
+        limit: u64,
+    },
+    /// A sound ends before there is anything to hear.
+    #[error("the sound has {got} samples at {rate} Hz: at least {least} are needed")]
+    SoundTooShort {
+        /// Its samples.
+        got: usize,
+        /// Samples of a second.
+        rate: u32,
+        /// The fewest that make a row.
+        least: usize,
+    },
     /// A picture for a model that hears, or a sound for one that sees.
     #[error("the model takes no {given}s: its tower makes rows of {taken}s")]
     OtherMedia {

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
-use model_core::media::{MediaKind, SoundError};
+use model_core::media::MediaKind;
 use model_core::picture::PictureError;
 use serde_json::{Value, json};
 
@@ -76,11 +76,11 @@ pub fn take_pictures<P, E>(
 /// it.
 ///
 /// # Errors
-/// [`PictureError::Unreadable`] or [`SoundError::Unreadable`] where it is not in base64.
+/// [`PictureError::Unreadable`] or [`PictureError::UnreadableSound`] where it is not in base64.
 pub fn data_url_bytes(media: MediaKind, url: &str) -> Result<Vec<u8>, PictureError> {
     let unreadable = |reason: String| match media {
         MediaKind::Picture => PictureError::Unreadable { reason },
-        MediaKind::Sound => SoundError::Unreadable { reason }.into(),
+        MediaKind::Sound => PictureError::UnreadableSound { reason },
     };
     let data = match url.strip_prefix("data:") {
         None => url,

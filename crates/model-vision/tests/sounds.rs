@@ -270,3 +270,31 @@ fn what_is_no_sound_is_said() {
     assert!(vision.reader().read_sound(&sound([200, 0])).is_ok());
     assert!(vision.reader().read_sound(&sound([4, 1])).is_ok());
 }
+
+/// Prefixes and changes: an error or a sound, and no panic.
+#[test]
+fn mutants_are_errors_or_sounds() {
+    let vision = hearing();
+    let mut state = 7u64;
+    let mut below = |n: usize| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+        (state >> 33) as usize % n
+    };
+    let tone = std::fs::read(model_tests::fixture("audio/tone.mp3")).unwrap();
+    let floats = wav(8000, [3, 2, 32], &0.25f32.to_le_bytes().repeat(600));
+    for whole in [sound([8, 0]), floats, flac([8, 0]), tone] {
+        for n in (0..whole.len()).step_by(whole.len() / 40 + 1) {
+            let _error_or_sound = vision.reader().read_sound(&whole[..n]);
+        }
+        for _ in 0..500 {
+            let mut changed = whole.clone();
+            for _ in 0..1 + below(4) {
+                // Every second one in the header.
+                let n = if below(2) == 0 { 64 } else { changed.len() };
+                let at = below(n);
+                changed[at] = below(256) as u8;
+            }
+            let _error_or_sound = vision.reader().read_sound(&changed);
+        }
+    }
+}

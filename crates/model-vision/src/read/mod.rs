@@ -273,10 +273,7 @@ impl Source<'_> {
             ..AttentionBlock::default()
         };
         let arrangement = self.arrangement(family)?;
-        let n_bins = match family.tower {
-            TowerKind::Whisper => Some(self.positive("num_mel_bins")?),
-            _ => None,
-        };
+        let n_bins = self.bins(family)?;
         Ok(Tower {
             n_bins,
             patch_len: match n_bins {

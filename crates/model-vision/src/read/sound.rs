@@ -9,9 +9,11 @@ use kv_graph::weights::{
     MemoryWeights, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
 };
 use model_core::architecture::ModelError;
+use model_core::media::MediaKind;
 
 use super::{Source, setting};
 use crate::arrange::Arrangement;
+use crate::family::Family;
 use crate::sound::SoundPreparation;
 use crate::tower::{PATCH_BIAS, STEM_BIAS, Tower, TowerPositions};
 
@@ -75,6 +77,14 @@ impl WeightSource for RenamedWeights {
 }
 
 impl Source<'_> {
+    /// Bins of the frames of a sound, where the tower hears.
+    pub(super) fn bins(&self, family: &Family) -> Result<Option<usize>, ModelError> {
+        match family.tower.media() {
+            MediaKind::Sound => self.positive("num_mel_bins").map(Some),
+            MediaKind::Picture => Ok(None),
+        }
+    }
+
     /// Adds the biases of keys, which Whisper does without: they are 0. Those of convolutions are
     /// columns in `mmproj` files, and rows here.
     pub(super) fn add_sound_weights(

@@ -10,7 +10,7 @@ mod wav;
 
 use std::io::{Cursor, ErrorKind};
 
-use model_core::media::SoundError;
+use model_core::picture::PictureError;
 use symphonia::core::codecs::CodecParameters;
 use symphonia::core::codecs::audio::AudioDecoderOptions;
 use symphonia::core::codecs::audio::well_known::CODEC_ID_MP3;
@@ -42,9 +42,9 @@ impl Sound {
     /// Samples of one channel at this rate, of at most so many seconds.
     ///
     /// # Errors
-    /// [`SoundError`] where the rate is none that is taken, a sample is no number, or there are too
+    /// [`PictureError`] where the rate is none that is taken, a sample is no number, or there are too
     /// many.
-    pub(crate) fn new(rate: u32, samples: &[f32], most_seconds: u32) -> Result<Self, SoundError> {
+    pub(crate) fn new(rate: u32, samples: &[f32], most_seconds: u32) -> Result<Self, PictureError> {
         check_rate(rate)?;
         check_length(samples.len() as u64, rate, most_seconds)?;
         if let Some(at) = samples.iter().position(|sample| !sample.is_finite()) {
@@ -61,10 +61,10 @@ impl Sound {
     /// Decodes a file: WAV, MP3 or FLAC, of at most so many seconds. Channels are mixed.
     ///
     /// # Errors
-    /// [`SoundError`].
-    pub(crate) fn decode(bytes: &[u8], most_seconds: u32) -> Result<Self, SoundError> {
+    /// [`PictureError`].
+    pub(crate) fn decode(bytes: &[u8], most_seconds: u32) -> Result<Self, PictureError> {
         if bytes.len() > MAX_BYTES {
-            return Err(SoundError::TooLarge {
+            return Err(PictureError::SoundTooLarge {
                 got: bytes.len() as u64,
                 unit: "bytes",
                 limit: MAX_BYTES as u64,
@@ -86,7 +86,7 @@ impl Sound {
 }
 
 /// The rate and the mixed samples of an MP3 or FLAC file.
-fn decoded(bytes: &[u8], most_seconds: u32) -> Result<(u32, Vec<f32>), SoundError> {
+fn decoded(bytes: &[u8], most_seconds: u32) -> Result<(u32, Vec<f32>), PictureError> {
     let source = MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
     let probe = symphonia::default::get_probe();
     let (format, metadata) = (FormatOptions::default(), MetadataOptions::default());
@@ -146,13 +146,13 @@ fn is_known(bytes: &[u8]) -> bool {
     is_flac || is_tagged || is_mp3
 }
 
-fn cut_short(there: u64, stated: u64) -> SoundError {
+fn cut_short(there: u64, stated: u64) -> PictureError {
     unreadable(format!(
         "it is cut short: {there} of {stated} samples are there"
     ))
 }
 
-fn check_rate(rate: u32) -> Result<(), SoundError> {
+fn check_rate(rate: u32) -> Result<(), PictureError> {
     let [lowest, highest] = RATES;
     if (lowest..=highest).contains(&rate) {
         Ok(())
@@ -163,7 +163,7 @@ fn check_rate(rate: u32) -> Result<(), SoundError> {
     }
 }
 
-fn check_channels(n_channels: usize) -> Result<(), SoundError> {
+fn check_channels(n_channels: usize) -> Result<(), PictureError> {
     if (1..=MAX_CHANNELS).contains(&n_channels) {
         Ok(())
     } else {
@@ -175,54 +175,19 @@ fn check_channels(n_channels: usize) -> Result<(), SoundError> {
 
 /// Refuses more than so many seconds. What is a part of a second too long is rounded up in the
 /// error.
-fn check_length(n_samples: u64, rate: u32, most_seconds: u32) -> Result<(), SoundError> {
+fn check_length(n_samples: u64, rate: u32, most_seconds: u32) -> Result<(), PictureError> {
     let rate = u64::from(rate);
     if n_samples <= u64::from(most_seconds) * rate {
         return Ok(());
     }
-    Err(SoundError::TooLarge {
+    Err(PictureError::SoundTooLarge {
         got: n_samples.div_ceil(rate),
         unit: "seconds",
         limit: u64::from(most_seconds),
     })
 }
 
-fn unreadable(reason: impl ToString) -> SoundError {
+fn unreadable(reason: impl ToString) -> PictureError {
     let reason = reason.to_string();
-    SoundError::Unreadable { reason }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)] // a panic is how a test fails
-mod tests {
-    use model_tests::sound::{flac, sound, wav};
-
-    use super::*;
-
-    /// Prefixes and two thousand changes: an error or a sound, and no panic.
-    #[test]
-    fn mutants_are_errors_or_sounds() {
-        let mut state = 7u64;
-        let mut below = |n: usize| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
-            (state >> 33) as usize % n
-        };
-        let tone = std::fs::read(model_tests::fixture("audio/tone.mp3")).unwrap();
-        let floats = wav(8000, [3, 2, 32], &0.25f32.to_le_bytes().repeat(600));
-        for whole in [sound([8, 0]), floats, flac([8, 0]), tone] {
-            for n in (0..whole.len()).step_by(whole.len() / 40 + 1) {
-                let _error_or_sound = Sound::decode(&whole[..n], 1);
-            }
-            for _ in 0..500 {
-                let mut changed = whole.clone();
-                for _ in 0..1 + below(4) {
-                    // Every second one in the header.
-                    let n = if below(2) == 0 { 64 } else { changed.len() };
-                    let at = below(n);
-                    changed[at] = below(256) as u8;
-                }
-                let _error_or_sound = Sound::decode(&changed, 1);
-            }
-        }
-    }
+    PictureError::UnreadableSound { reason }
 }

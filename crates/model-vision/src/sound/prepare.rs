@@ -5,7 +5,6 @@
 //! graph.
 
 use kv_core::GridPos;
-use model_core::media::SoundError;
 use model_core::picture::{PictureError, Tile};
 
 use super::Sound;
@@ -39,7 +38,7 @@ impl SoundPreparation {
     /// The tiles of a sound: rows end where it ends.
     ///
     /// # Errors
-    /// [`PictureError::Sound`] where it is too short.
+    /// [`PictureError::SoundTooShort`] where it is too short.
     pub(crate) fn prepare(&self, sound: &Sound) -> Result<Vec<Tile>, PictureError> {
         let mel = LogMel::new(self.n_bins);
         let mut tiles = Vec::new();
@@ -54,11 +53,11 @@ impl SoundPreparation {
             tiles.push(self.tile(&frames, n_rows));
         }
         if tiles.is_empty() {
-            return Err(PictureError::Sound(SoundError::TooShort {
+            return Err(PictureError::SoundTooShort {
                 got: sound.samples.len(),
                 rate: SAMPLE_RATE,
                 least: (2 * self.joined).saturating_sub(2) * HOP + 1,
-            }));
+            });
         }
         Ok(tiles)
     }

@@ -4,7 +4,7 @@
 //! bytes that are there. Invariant: a file that ends before its header says so is refused. Knows no
 //! rate but the file's.
 
-use model_core::media::SoundError;
+use model_core::picture::PictureError;
 
 use super::{check_channels, check_length, check_rate, cut_short, unreadable};
 
@@ -32,8 +32,8 @@ impl<'a> WavFile<'a> {
     /// The file in these bytes, of at most so many seconds.
     ///
     /// # Errors
-    /// [`SoundError`] naming what is wrong.
-    pub(super) fn new(bytes: &'a [u8], most_seconds: u32) -> Result<Self, SoundError> {
+    /// [`PictureError`] naming what is wrong.
+    pub(super) fn new(bytes: &'a [u8], most_seconds: u32) -> Result<Self, PictureError> {
         let mut rest = bytes.get(12..).unwrap_or_default();
         let mut form = None;
         loop {
@@ -95,8 +95,8 @@ impl<'a> WavFile<'a> {
 }
 
 impl Form {
-    fn read(chunk: &[u8]) -> Result<Self, SoundError> {
-        let word = |at: usize| -> Result<u16, SoundError> {
+    fn read(chunk: &[u8]) -> Result<Self, PictureError> {
+        let word = |at: usize| -> Result<u16, PictureError> {
             let bytes = chunk
                 .get(at..at + 2)
                 .and_then(|bytes| bytes.try_into().ok());
