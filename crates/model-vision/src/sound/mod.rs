@@ -42,8 +42,8 @@ impl Sound {
     /// Samples of one channel at this rate, of at most so many seconds.
     ///
     /// # Errors
-    /// [`PictureError`] where the rate is none that is taken, a sample is no number, or there are too
-    /// many.
+    /// [`PictureError`] where the rate is none that is taken, a sample is no number, or there are
+    /// too many.
     pub(crate) fn new(rate: u32, samples: &[f32], most_seconds: u32) -> Result<Self, PictureError> {
         check_rate(rate)?;
         check_length(samples.len() as u64, rate, most_seconds)?;
