@@ -1,4 +1,4 @@
-//! [`Device`]: what a GPU must be able to do, in thirteen methods.
+//! [`Device`]: what a GPU must be able to do, in twelve methods.
 //!
 //! A device has buffers, kernels by name, and one queue: what is written, copied and launched
 //! happens in that order. Invariant: a buffer's bytes change by these methods alone. Knows nothing
