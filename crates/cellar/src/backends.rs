@@ -30,7 +30,7 @@ use kv_backend::{BackendError, BoxedBackend, CustomOps, DeviceMemory, ExpertMete
 use kv_core::layers::RowLayout;
 use kv_graph::Graph;
 use kv_graph::weights::WeightSource;
-use model_core::expert_tensors::ExpertChoice;
+use model_core::expert_tensors::ExpertLayers;
 use serde::Serialize;
 
 pub use self::experts::ExpertMemory;
@@ -101,11 +101,11 @@ pub struct BackendOptions {
     /// before them. `None` computes all on the GPU. For [`choose_backend`](crate::choose_backend),
     /// which knows the model.
     pub gpu_layers: Option<u32>,
-    /// The layers of a mixture whose experts the CPU computes while a GPU computes the rest of them;
-    /// the matrices are in the memory of the host then, or in [`BackendOptions::experts`]. Where the
-    /// CPU computes all, it has them in any case. For
-    /// [`choose_backend`](crate::choose_backend), too.
-    pub host_experts: ExpertChoice,
+    /// The layers of a mixture whose experts the CPU computes while a GPU computes the rest: their
+    /// matrices are in the memory of the host then, or in [`BackendOptions::experts`]. Where the
+    /// CPU computes all, it has them in any case. For [`choose_backend`](crate::choose_backend),
+    /// too.
+    pub host_experts: ExpertLayers,
     /// Its threads, the caller's included; `None` takes one for each physical core. For the CPU.
     pub n_threads: Option<NonZeroUsize>,
     /// How activations are kept.

@@ -12,7 +12,7 @@ use kv_backend::{Backend, BoxedBackend, DetachedExperts, Split};
 use kv_core::block::BlockFormat;
 use kv_graph::weights::{Weight, WeightInfo, WeightSource};
 use model_core::architecture::Model;
-use model_core::expert_tensors::ExpertChoice;
+use model_core::expert_tensors::ExpertLayers;
 
 use crate::backends::{
     BackendKind, BackendMemory, BackendOptions, ComputeDevice, MemoryPlace, is_gpu_present,
@@ -265,7 +265,7 @@ pub fn fewest_host_experts(
     room: u64,
 ) -> Option<u32> {
     let with = |n_first| BackendOptions {
-        host_experts: ExpertChoice {
+        host_experts: ExpertLayers {
             n_first,
             ..options.host_experts.clone()
         },
@@ -275,7 +275,7 @@ pub fn fewest_host_experts(
         let needs = device_needs(&with(n_first), work).ok().flatten();
         needs.is_some_and(|needs| needs.total() <= room)
     };
-    let matrices = ExpertChoice::all().matrices(&work.weights.names()).ok()?;
+    let matrices = ExpertLayers::all().matrices(&work.weights.names()).ok()?;
     // Fewer layers with experts never take more bytes.
     let mut possible: Vec<u32> = matrices.into_keys().map(|layer| layer + 1).collect();
     possible.insert(0, 0);

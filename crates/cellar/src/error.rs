@@ -11,7 +11,6 @@ use kv_graph::weights::{SourceChanged, WeightError};
 use model_core::architecture::ModelError;
 use model_core::chat_template::ChatTemplateError;
 use model_core::error::{GgufError, MetadataError, ModelFileError};
-use model_core::expert_tensors::PatternError;
 use model_core::picture::PictureError;
 
 use crate::choice::DeviceShortage;
@@ -44,8 +43,8 @@ pub enum Error {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// Experts cannot be given to the CPU as was asked for.
-    #[error(transparent)]
-    HostExperts(#[from] PatternError),
+    #[error("{0}")]
+    HostExperts(String),
     /// The engine refuses or fails.
     #[error(transparent)]
     Engine(#[from] EngineError),

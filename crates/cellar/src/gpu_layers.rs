@@ -13,7 +13,7 @@ use kv_core::layers::RowLayout;
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphShape, SplitPoint};
 use model_core::architecture::{Model, ModelError};
-use model_core::expert_tensors::ExpertChoice;
+use model_core::expert_tensors::ExpertLayers;
 
 use crate::backends::{BackendKind, BackendOptions, BackendWork, fastest_on_host};
 use crate::choice::ModelWork;
@@ -126,7 +126,8 @@ pub(crate) fn placement(
     let n_first = point.as_ref().map_or(0, SplitPoint::n_first);
     let mut matrices = BTreeMap::new();
     if !options.host_experts.is_empty() {
-        matrices = options.host_experts.matrices(&work.weights.names())?;
+        let found = options.host_experts.matrices(&work.weights.names());
+        matrices = found.map_err(Error::HostExperts)?;
         matrices.retain(|&layer, _| layer >= n_first);
     }
     let experts = (!matrices.is_empty()).then(|| ExpertShare {
@@ -179,7 +180,7 @@ pub(crate) fn on_host(options: &BackendOptions) -> Result<BackendOptions, Backen
     Ok(BackendOptions {
         kind: Some(fastest_on_host()?),
         gpu_layers: None,
-        host_experts: ExpertChoice::default(),
+        host_experts: ExpertLayers::default(),
         ..options.clone()
     })
 }
@@ -190,7 +191,7 @@ pub(crate) fn on_gpu(options: &BackendOptions, placement: &Placement) -> Backend
     let of_host = placement.experts.is_some();
     BackendOptions {
         gpu_layers: None,
-        host_experts: ExpertChoice::default(),
+        host_experts: ExpertLayers::default(),
         experts: options.experts.clone().filter(|_| !of_host),
         ..options.clone()
     }

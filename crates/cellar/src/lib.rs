@@ -72,7 +72,7 @@ pub use kv_graph;
 pub use model::{Model, embedder, reranker};
 pub use model_core;
 pub use model_core::chat_template::ChatMessage;
-pub use model_core::expert_tensors::{ExpertChoice, PatternError, TensorPattern};
+pub use model_core::expert_tensors::{ExpertLayers, TensorPattern};
 pub use model_core::media::MediaKind;
 pub use model_core::model_file::ModelFile;
 pub use model_core::picture::{PictureError, PreparedPicture, PromptTokens};

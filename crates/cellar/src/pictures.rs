@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cellar_engine::{DEFAULT_PICTURE_BYTES, Tower};
 use model_core::chat_template::GenerationPrompt;
-use model_core::expert_tensors::ExpertChoice;
+use model_core::expert_tensors::ExpertLayers;
 use model_core::media::MediaKind;
 use model_core::model_file::ModelFile;
 use model_core::picture::{PreparedPicture, PromptTokens};
@@ -38,7 +38,7 @@ pub fn vision_of(
 pub fn open_tower(vision: &Vision, backend: BackendOptions) -> Result<Tower, Error> {
     let backend = open_backend(BackendOptions {
         gpu_layers: None,
-        host_experts: ExpertChoice::default(),
+        host_experts: ExpertLayers::default(),
         profile: None,
         ..backend
     })?;

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use cellar::{
-    Activations, BackendKind, BackendOptions, ExpertChoice, ExpertMemory, ModelWork, Repack,
+    Activations, BackendKind, BackendOptions, ExpertLayers, ExpertMemory, ModelWork, Repack,
 };
 use cellar_engine::EngineError;
 use clap::ValueEnum;
@@ -127,7 +127,7 @@ pub(crate) struct BackendFlags {
     /// The memory of experts, where they are read as they are needed.
     pub(crate) experts: Option<ExpertMemory>,
     /// The layers whose experts the CPU computes while a GPU computes the rest.
-    pub(crate) host_experts: ExpertChoice,
+    pub(crate) host_experts: ExpertLayers,
     /// What counts their reads, where routers' choices are written down, too.
     pub(crate) expert_meter: Option<Arc<ExpertMeter>>,
     /// What the steps of runs are added to, where they are profiled.

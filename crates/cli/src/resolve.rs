@@ -5,7 +5,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use cellar::{DeviceShortage, ExpertChoice, ModelWork};
+use cellar::{DeviceShortage, ExpertLayers, ModelWork};
 use cellar_engine::sampler::{
     Dry, MAX_LAST_N, Mirostat, Penalties, SamplerConfig, Xtc, random_seed,
 };
@@ -210,7 +210,7 @@ pub(crate) fn text_backend(args: &TextArgs) -> BackendFlags {
         activations: args.activations,
         repack: args.repack,
         experts: None,
-        host_experts: ExpertChoice::default(),
+        host_experts: ExpertLayers::default(),
         expert_meter: None,
         profile: None,
     }

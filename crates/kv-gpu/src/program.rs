@@ -349,8 +349,8 @@ impl<D: Device> GpuProgram<D> {
         Ok(())
     }
 
-    /// Records all launches, which runs none, each piece for itself; `None`, from then on, where the
-    /// device cannot: it takes memory.
+    /// Records all launches, which runs none, each piece for itself; `None`, from then on, where
+    /// the device cannot: it takes memory.
     fn record(
         &mut self,
         buffers: &Buffers<'_, D>,

@@ -1,5 +1,5 @@
 //! Which tensors are a mixture's matrices of experts, and of which layers, by their names; and
-//! [`ExpertChoice`], which layers' experts are wanted.
+//! [`ExpertLayers`], which layers' experts are wanted.
 //!
 //! Invariant: of a layer, all experts are wanted or none. Does not know where they go.
 
@@ -57,53 +57,14 @@ impl fmt::Display for TensorPattern {
 
 /// The layers whose experts are wanted: those that any of its fields says.
 #[derive(Clone, Debug, Default)]
-pub struct ExpertChoice {
+pub struct ExpertLayers {
     /// The first so many layers of the model, of which some may have no experts.
     pub n_first: u32,
     /// Layers whose experts' tensors these name, and no others.
     pub patterns: Vec<TensorPattern>,
 }
 
-/// A pattern that names other tensors than the experts of whole layers.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PatternError {
-    /// Tensors that are not experts'.
-    #[error(
-        "'{pattern}' names {n} tensors that are no experts, '{name}' first: only the experts of whole layers can be \
-         apart from the rest, as in 'exps' or 'blk\\.(0|1)\\.ffn_.*_exps'"
-    )]
-    Others {
-        /// The pattern.
-        pattern: String,
-        /// How many.
-        n: usize,
-        /// The first.
-        name: String,
-    },
-    /// Some experts' matrices of a layer.
-    #[error(
-        "'{pattern}' names some experts of layer {layer} and not '{missing}': a layer's experts stay together, as in \
-         'blk\\.{layer}\\.ffn_.*_exps'"
-    )]
-    PartOfLayer {
-        /// The patterns.
-        pattern: String,
-        /// The layer.
-        layer: u32,
-        /// A matrix that they do not name.
-        missing: String,
-    },
-    /// Nothing.
-    #[error("'{pattern}' names no tensor: experts are '{example}' and the like")]
-    Nothing {
-        /// The pattern.
-        pattern: String,
-        /// The name of one that is there.
-        example: String,
-    },
-}
-
-impl ExpertChoice {
+impl ExpertLayers {
     /// All layers.
     pub fn all() -> Self {
         Self {
@@ -121,11 +82,8 @@ impl ExpertChoice {
     /// experts have none.
     ///
     /// # Errors
-    /// [`PatternError`] where a pattern names anything but all experts of some layers.
-    pub fn matrices(
-        &self,
-        names: &[String],
-    ) -> Result<BTreeMap<u32, BTreeSet<String>>, PatternError> {
+    /// What a pattern names that is not all experts of some layers.
+    pub fn matrices(&self, names: &[String]) -> Result<BTreeMap<u32, BTreeSet<String>>, String> {
         let mut layers: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
         for name in names {
             if let Some(layer) = expert_layer(name) {
@@ -144,11 +102,11 @@ impl ExpertChoice {
                 .next()
                 .filter(|_| n_named > 0 && layer >= self.n_first)
             {
-                return Err(PatternError::PartOfLayer {
-                    pattern: patterns.join(","),
-                    layer,
-                    missing: missing.clone(),
-                });
+                let patterns = patterns.join(",");
+                return Err(format!(
+                    "'{patterns}' names some experts of layer {layer} and not '{missing}': a layer's \
+                     experts stay together, as in 'blk\\.{layer}\\.ffn_.*_exps'"
+                ));
             }
         }
         layers.retain(|&layer, matrices| {
@@ -164,7 +122,7 @@ impl TensorPattern {
         &self,
         names: &[String],
         layers: &BTreeMap<u32, BTreeSet<String>>,
-    ) -> Result<BTreeSet<String>, PatternError> {
+    ) -> Result<BTreeSet<String>, String> {
         let Some(example) = layers.values().flatten().next() else {
             return Ok(BTreeSet::new());
         };
@@ -172,21 +130,20 @@ impl TensorPattern {
         // Biases and scales go where their matrices go.
         let mut others = named.iter().filter(|name| !name.contains("_exps"));
         if let Some(first) = others.next() {
-            return Err(PatternError::Others {
-                pattern: self.text.clone(),
-                n: 1 + others.count(),
-                name: first.clone(),
-            });
+            let n = 1 + others.count();
+            return Err(format!(
+                "'{self}' names {n} tensors that are no experts, '{first}' first: only the experts of \
+                 whole layers can be apart from the rest, as in 'exps' or 'blk\\.(0|1)\\.ffn_.*_exps'"
+            ));
         }
         let matrices = named
             .into_iter()
             .filter(|name| expert_layer(name).is_some());
         let matrices: BTreeSet<String> = matrices.collect();
         if matrices.is_empty() {
-            return Err(PatternError::Nothing {
-                pattern: self.text.clone(),
-                example: example.clone(),
-            });
+            return Err(format!(
+                "'{self}' names no tensor: experts are '{example}' and the like"
+            ));
         }
         Ok(matrices)
     }
@@ -216,11 +173,11 @@ mod tests {
         names
     }
 
-    fn choice(n_first: u32, patterns: &[&str]) -> ExpertChoice {
+    fn choice(n_first: u32, patterns: &[&str]) -> ExpertLayers {
         let patterns = patterns
             .iter()
             .map(|text| TensorPattern::new(text).unwrap());
-        ExpertChoice {
+        ExpertLayers {
             n_first,
             patterns: patterns.collect(),
         }
@@ -256,10 +213,7 @@ mod tests {
 
     #[test]
     fn what_is_not_the_experts_of_whole_layers_is_refused() {
-        let refused = |pattern: &str| {
-            let error = choice(0, &[pattern]).matrices(&names()).unwrap_err();
-            error.to_string()
-        };
+        let refused = |pattern: &str| choice(0, &[pattern]).matrices(&names()).unwrap_err();
         let others = refused(r"blk\.[23]\.ffn");
         assert!(
             others.contains("names 4 tensors that are no experts"),

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
-use cellar::{ExpertChoice, ExpertMemory, TensorPattern};
+use cellar::{ExpertLayers, ExpertMemory, TensorPattern};
 use clap::Args;
 use kv_backend::ExpertMeter;
 
@@ -64,8 +64,8 @@ pub(crate) struct RamArgs {
     /// Memory that all of it may take: plans --expert-memory, which gets what is left
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["expert_memory", "gpu_layers"])]
     pub(crate) ram: Option<ByteSize>,
-    /// Memory that a GPU has: plans --n-cpu-moe, the fewest layers whose experts the CPU computes so
-    /// that all else fits there
+    /// Memory that a GPU has: plans --n-cpu-moe, the fewest layers whose experts the CPU computes
+    /// so that all else fits there
     #[arg(
         long,
         value_name = "SIZE",
@@ -101,9 +101,9 @@ impl FromStr for TensorPlaces {
 
 impl ExpertArgs {
     /// The experts that the CPU computes while a GPU computes the rest.
-    pub(crate) fn of_host(&self) -> ExpertChoice {
+    pub(crate) fn of_host(&self) -> ExpertLayers {
         let patterns = self.override_tensor.iter().flat_map(|places| &places.0);
-        ExpertChoice {
+        ExpertLayers {
             n_first: if self.cpu_moe {
                 u32::MAX
             } else {
