@@ -53,8 +53,8 @@ pub(crate) const MERGER_UP: &str = "v.vit_merger.ds_ffn_up.weight";
 const MERGER_DOWN: &str = "v.vit_merger.ds_ffn_down.weight";
 
 impl Tower {
-    /// The graphs of a tile of so many patches but the stem and the projectors, in order: as many layers are in
-    /// one as have `piece_rows` rows together, or one layer.
+    /// The graphs of a tile of so many patches but the stem and the projectors, in order: as many
+    /// layers are in one as have `piece_rows` rows together, or one layer.
     pub(crate) fn stages(&self, n_patches: usize, piece_rows: usize) -> Vec<Stage> {
         let n_layers = self.windows.len();
         let mut stages = Vec::new();

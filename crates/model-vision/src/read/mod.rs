@@ -12,7 +12,7 @@ mod source;
 use std::sync::Arc;
 
 use kv_core::Window;
-use kv_graph::rope::RopeStyle;
+use kv_graph::rope::{RopeSections, RopeSpec, RopeStyle};
 use kv_graph::weights::{MemoryWeights, WeightSource};
 use kv_graph::{Activation, Graph};
 use model_core::architecture::{ModelError, check_named_tensors};
@@ -221,23 +221,7 @@ impl Source<'_> {
             TowerKind::InternVit if !self.has("v.blk.0.ln1.bias") => rms_norm,
             _ => layer_norm,
         };
-        let (rope, sections) = match family.tower {
-            TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Qwen3Vl | TowerKind::Glm4v => {
-                let (rope, sections) = axial_rope(head_dim, ROPE_BASE, RopeStyle::Neox);
-                (Some(rope), Some(sections))
-            }
-            TowerKind::Pixtral | TowerKind::Llama4 | TowerKind::Gemma4 => {
-                let base = self.rope_base(family)?;
-                let (rope, sections) = axial_rope(head_dim, base, RopeStyle::Norm);
-                (Some(rope), Some(sections))
-            }
-            TowerKind::SigLip
-            | TowerKind::SigLip2
-            | TowerKind::MiniCpm
-            | TowerKind::Clip
-            | TowerKind::InternVit
-            | TowerKind::Whisper => (None, None),
-        };
+        let (rope, sections) = self.rotation(family, head_dim)?.unzip();
         let attention = AttentionBlock {
             n_heads,
             kv_heads: n_heads,
@@ -311,6 +295,29 @@ impl Source<'_> {
                 TowerKind::Gemma4 => self.clipped(n_layers)?,
                 _ => ClippedMatrices::default(),
             },
+        })
+    }
+
+    /// The rotation of keys and queries by the places of patches, where they have one.
+    fn rotation(
+        &self,
+        family: &Family,
+        head_dim: usize,
+    ) -> Result<Option<(RopeSpec, RopeSections)>, ModelError> {
+        Ok(match family.tower {
+            TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Qwen3Vl | TowerKind::Glm4v => {
+                Some(axial_rope(head_dim, ROPE_BASE, RopeStyle::Neox))
+            }
+            TowerKind::Pixtral | TowerKind::Llama4 | TowerKind::Gemma4 => {
+                let base = self.rope_base(family)?;
+                Some(axial_rope(head_dim, base, RopeStyle::Norm))
+            }
+            TowerKind::SigLip
+            | TowerKind::SigLip2
+            | TowerKind::MiniCpm
+            | TowerKind::Clip
+            | TowerKind::InternVit
+            | TowerKind::Whisper => None,
         })
     }
 

@@ -29,10 +29,7 @@ impl Source<'_> {
                 };
                 let first = match family.projector {
                     ProjectorKind::MergedSquares => self.has("mm.input_norm.weight").then(|| {
-                        let norm = Norm {
-                            kind: NormKind::LayerWithBias,
-                            eps: 1e-5,
-                        };
+                        let norm = layer_norm(1e-5);
                         Ok(ProjectorStep::Norm(norm, "mm.input_norm".to_owned()))
                     }),
                     _ => self.has(PATCH_MERGER).then(|| step(PATCH_MERGER)),
@@ -46,28 +43,19 @@ impl Source<'_> {
                 steps
             }
             ProjectorKind::NormedSquares => {
-                let norm = Norm {
-                    kind: NormKind::LayerWithBias,
-                    eps: 1e-5,
-                };
+                let norm = layer_norm(1e-5);
                 let mut steps = vec![ProjectorStep::Norm(norm, "mm.model.mlp.0".to_owned())];
                 steps.extend(self.two_matrices("mm.model.mlp.1.weight", "mm.model.mlp.3.weight")?);
                 steps
             }
             ProjectorKind::UpDown => {
-                let norm = Norm {
-                    kind: NormKind::LayerWithBias,
-                    eps: 1e-6,
-                };
+                let norm = layer_norm(1e-6);
                 let mut steps = vec![ProjectorStep::Norm(norm, "mm.input_norm".to_owned())];
                 steps.extend(self.two_matrices("mm.up.weight", "mm.down.weight")?);
                 steps
             }
             ProjectorKind::Gated => {
-                let norm = Norm {
-                    kind: NormKind::LayerWithBias,
-                    eps: 1e-5,
-                };
+                let norm = layer_norm(1e-5);
                 let matrix =
                     |name: &str| Ok::<_, ModelError>((name.to_owned(), self.rows_of(name)?));
                 let (fc, width) = matrix("mm.model.fc.weight")?;
@@ -109,10 +97,7 @@ impl Source<'_> {
                 steps
             }
             ProjectorKind::NormedPairs => {
-                let norm = Norm {
-                    kind: NormKind::LayerWithBias,
-                    eps: 1e-5,
-                };
+                let norm = layer_norm(1e-5);
                 let name = "mm.fc.weight".to_owned();
                 let width = self.rows_of(&name)?;
                 vec![
@@ -167,10 +152,7 @@ impl Source<'_> {
         }
         let rows = |(layer, number): (usize, usize)| -> Result<DeepRows, ModelError> {
             let name = |part: &str| format!("v.deepstack.{number}.{part}");
-            let norm = Norm {
-                kind: NormKind::LayerWithBias,
-                eps: 1e-6,
-            };
+            let norm = layer_norm(1e-6);
             let mut projector = vec![ProjectorStep::Norm(norm, name("norm"))];
             projector.extend(self.two_matrices(&name("fc1.weight"), &name("fc2.weight"))?);
             Ok(DeepRows { layer, projector })
@@ -190,5 +172,12 @@ impl Source<'_> {
     /// The rows of a matrix: the values that it gives.
     pub(super) fn rows_of(&self, name: &str) -> Result<usize, ModelError> {
         Ok(self.shape(name)?.first().copied().unwrap_or(0))
+    }
+}
+
+fn layer_norm(eps: f32) -> Norm {
+    Norm {
+        kind: NormKind::LayerWithBias,
+        eps,
     }
 }
