@@ -21,9 +21,12 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIST = ROOT / "scripts/coverage.txt"
-PACKAGES = ["cellar-kv-core", "cellar-scheduler", "cellar-prefix-store", "cellar-kv-backend", "cellar-engine"]
+PACKAGES = ["cellar-kv-block", "cellar-kv-core", "cellar-kv-rows", "cellar-scheduler", "cellar-prefix-store",
+            "cellar-kv-backend", "cellar-engine"]
 LOOKED_AT = {
     "kv-core: memories": "crates/kv-core/src/",
+    "kv-block: formats": "crates/kv-block/src/",
+    "kv-rows: layouts": "crates/kv-rows/src/",
     "scheduler": "crates/scheduler/src/",
     "prefix-store": "crates/prefix-store/src/",
     "kv-backend: saved states": "crates/kv-backend/src/state/",

@@ -10,12 +10,15 @@ use cellar_benches::{Failure, commit, memory, next_tokens};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kv_backend::{Backend, RowKind, RowSpan};
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::{Memory, MemoryInputs, Seqs};
-use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Pos, PosRange, SeqId, Window};
+use kv_core::{
+    CellIdx, LayerIdx, PartIdx, Pos, PosRange, SeqId, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+    memory::{Memory, MemoryInputs, Seqs},
+};
 use kv_cpu::{CpuBackend, CpuConfig};
 use kv_graph::weights::MemoryWeights;
 use kv_graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input};
+use kv_rows::{KvType, RowLayout};
 
 /// The heads of a model of half a billion parameters: 14 query heads on 2 KV heads.
 const SPEC: AttendSpec = AttendSpec {

@@ -9,14 +9,17 @@ use cellar_benches::Failure;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kv_backend::Backend;
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
-use kv_core::memory::{StateGroup, StateStore};
-use kv_core::{CellIdx, KvType, LayerIdx, StateType};
+use kv_core::{
+    CellIdx, LayerIdx,
+    layers::{LayerMap, LayerMemory, RecurrentMemory},
+    memory::{StateGroup, StateStore},
+};
 use kv_cpu::{CpuBackend, CpuConfig};
 use kv_graph::weights::MemoryWeights;
 use kv_graph::{
     DeltaSpec, Graph, GraphBuilder, GraphShape, HeadScanSpec, Input, KeySharing, NodeId,
 };
+use kv_rows::{KvType, RowLayout, StateType};
 
 /// As in Qwen3-Next: a state of two megabytes in each layer.
 const HEADS: usize = 32;

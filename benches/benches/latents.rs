@@ -9,12 +9,15 @@ use cellar_benches::{Failure, commit, memory, next_tokens};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kv_backend::{Backend, RowKind, RowSpan};
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::MemoryInputs;
-use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Window};
+use kv_core::{
+    CellIdx, LayerIdx, PartIdx, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+    memory::MemoryInputs,
+};
 use kv_cpu::{CpuBackend, CpuConfig};
 use kv_graph::weights::MemoryWeights;
 use kv_graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input};
+use kv_rows::{KvType, RowLayout};
 
 /// As in DeepSeek V2 and V3: latents of 512 values and a key of 64 that all heads share.
 const RANK: usize = 512;

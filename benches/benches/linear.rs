@@ -8,10 +8,10 @@ use cellar_benches::{linear_graph, load, random_matrix};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kv_backend::Backend;
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::block::BlockFormat;
-use kv_core::layers::RowLayout;
+use kv_block::BlockFormat;
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
+use kv_rows::RowLayout;
 
 /// A feed-forward matrix of a model of half a billion parameters.
 const SHAPE: [usize; 2] = [4864, 1024];

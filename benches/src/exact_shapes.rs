@@ -9,11 +9,11 @@ use kv_backend::{
     Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowSpan,
 };
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::layers::RowLayout;
 use kv_core::memory::{RowCopy, RowShift};
 use kv_graph::Graph;
 use kv_graph::rope::LayerRope;
 use kv_graph::weights::WeightSource;
+use kv_rows::RowLayout;
 
 /// A backend without [`Backend::program_capacities`].
 #[derive(Debug)]

@@ -7,8 +7,8 @@ mod exact_shapes;
 use std::sync::Arc;
 
 use kv_backend::{Backend, BackendError};
+use kv_block::BlockFormat;
 use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
-use kv_core::block::BlockFormat;
 use kv_core::memory::{Memory, MemoryInputs, Streams, Unified, UnifiedConfig};
 use kv_core::{Causality, PartIdx, SeqId, TokenId, Window};
 use kv_graph::weights::{MemoryWeights, Weight, WeightError};

@@ -4,11 +4,14 @@
 use std::collections::BTreeSet;
 
 use kv_backend::{Backend, DetachedExperts, ExpertShare, RowKind, Split};
-use kv_core::batch::Batch;
-use kv_core::layers::{Part, RecentTokens};
-use kv_core::memory::Streams;
-use kv_core::{KvType, LayerIdx, SeqId, TokenId, Window};
+use kv_core::{
+    LayerIdx, SeqId, TokenId, Window,
+    batch::Batch,
+    layers::{Part, RecentTokens},
+    memory::Streams,
+};
 use kv_graph::{Graph, GraphError, GraphShape, Input, Node, NodeId, Op, SplitPoint};
+use kv_rows::KvType;
 use model_core::expert_tensors::expert_layer;
 
 use crate::recorded::{RecordKey, RecordedValues};

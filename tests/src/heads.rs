@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use kv_backend::{Backend, DetachedExperts};
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::batch::{Batch, BatchRules, PositionRule, validate_with};
-use kv_core::layers::RowLayout;
-use kv_core::memory::{Composite, Memory, MemoryInputs};
-use kv_core::{KvType, KvTypes, Pos, SeqId, TokenId};
+use kv_core::{
+    Pos, SeqId, TokenId,
+    batch::{Batch, BatchRules, PositionRule, validate_with},
+    memory::{Composite, Memory, MemoryInputs},
+};
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphShape};
+use kv_rows::{KvType, KvTypes, RowLayout};
 use model_core::architecture::{HeadRows, Model, ModelError, Registry, with_draft_head};
 use model_core::head_file::HeadFile;
 use model_core::model_file::OpenModel;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::{Weight, WeightError, WeightInfo, WeightSource};
 use model_core::architecture::Registry;
 use model_core::directory::HfDirectory;

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use kv_backend::{Backend, RowKind, RowSpan, RowStorage};
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::batch::{Batch, BatchRules, PositionRule, validate_with};
-use kv_core::kv_types::{KvTypes, OldKvTypes};
-use kv_core::layers::{RecentTokens, RowLayout};
-use kv_core::memory::{Composite, Memory, MemoryConfig, MemoryInputs, Streams, SwaSize};
-use kv_core::{Causality, CellIdx, KvType, LayerIdx, SeqId, TokenId};
+use kv_core::{
+    Causality, CellIdx, LayerIdx, SeqId, TokenId,
+    batch::{Batch, BatchRules, PositionRule, validate_with},
+    layers::RecentTokens,
+    memory::{Composite, Memory, MemoryConfig, MemoryInputs, Streams, SwaSize},
+};
 use kv_graph::{GraphShape, Input, Op};
+use kv_rows::{KvType, KvTypes, OldKvTypes, RowLayout};
 use model_core::aged::with_layers;
 use model_core::architecture::Model;
 

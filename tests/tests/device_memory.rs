@@ -9,16 +9,14 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::gpu;
 use cellar_engine::{Engine, EngineConfig, MemoryBudget, PromptOutputs, Workload};
 use kv_backend::{Backend, BackendError, CustomOps, DeviceMemory, OnProgress};
-use kv_core::batch::Batch;
-use kv_core::layers::RowLayout;
-use kv_core::memory::Seqs;
-use kv_core::{PosRange, SeqId, TokenId};
+use kv_core::{PosRange, SeqId, TokenId, batch::Batch, memory::Seqs};
 use kv_gpu::sim::{Order, Sim, SimBuffer};
 use kv_gpu::{
     Argument, Device, GpuBackend, GpuConfig, GpuMemoryPlan, GpuWork, Precision, Region, plan_memory,
 };
 use kv_graph::weights::{MemoryWeights, WeightSource};
 use kv_graph::{GraphBuilder, GraphShape, Input, NodeId, PositionScale};
+use kv_rows::RowLayout;
 use model_tests::Case;
 
 /// The simulator with so much memory, which counts what is allocated of it.

@@ -6,8 +6,8 @@
 
 use std::path::Path;
 
+use kv_block::BlockFormat;
 use kv_core::TokenId;
-use kv_core::block::BlockFormat;
 use kv_graph::weights::{Weight, WeightSource};
 use model_core::architecture::Registry;
 use model_core::gguf::GgufWriter;

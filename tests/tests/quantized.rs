@@ -9,11 +9,11 @@ use std::path::Path;
 
 use cellar_engine::{Engine, EngineConfig};
 use kv_backend::Backend;
-use kv_core::batch::Batch;
-use kv_core::block::BlockFormat;
-use kv_core::{KvType, SeqId, TokenId};
+use kv_block::BlockFormat;
+use kv_core::{SeqId, TokenId, batch::Batch};
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
+use kv_rows::KvType;
 use model_core::architecture::Registry;
 use model_core::gguf::GgufWriter;
 use model_core::model_file::OpenModel;

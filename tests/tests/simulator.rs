@@ -5,11 +5,11 @@
 use crate::gpu::texts::Length;
 use crate::gpu::{self, encoders, fixtures, replays, soak, sources, states, texts};
 use kv_backend::{DetachedExperts, ExpertShare, Split};
-use kv_core::KvType;
 use kv_core::layers::RecentTokens;
 use kv_gpu::sim::{Dialect, Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 use kv_graph::SplitPoint;
+use kv_rows::KvType;
 use model_core::expert_tensors::expert_layer;
 use model_tests::checks::{ONE, expert_share};
 use model_tests::gpu::{distance_from_cpu, distance_from_cpu_with};

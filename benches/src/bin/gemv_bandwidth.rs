@@ -16,9 +16,9 @@ use std::time::Instant;
 use cellar_benches::{Failure, linear_graph, load, random_matrix};
 use kv_backend::Backend;
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::block::BlockFormat;
-use kv_core::layers::RowLayout;
+use kv_block::BlockFormat;
 use kv_cpu::{CpuBackend, CpuConfig};
+use kv_rows::RowLayout;
 
 /// Approximate size of the matrix: far more than caches hold.
 const MATRIX_BYTES: usize = 256 << 20;

@@ -281,7 +281,7 @@ pub(crate) mod attr {
 
 /// `ggml_type`, those that keys and values can have.
 pub(crate) mod ggml_type {
-    use kv_core::KvType;
+    use kv_rows::KvType;
 
     pub(crate) const F16: i32 = 1;
     /// Their number: no type.

@@ -13,10 +13,12 @@ use cellar::{BackendOptions, ModelWork, choose_backend};
 use cellar_engine::with_reasons;
 use cellar_engine::{Engine, EngineConfig, PromptOutputs};
 use kv_backend::BoxedBackend;
-use kv_core::KvTypes;
-use kv_core::layers::LayerMemory;
-use kv_core::memory::{Streams, SwaSize};
+use kv_core::{
+    layers::LayerMemory,
+    memory::{Streams, SwaSize},
+};
 use kv_graph::weights::WeightSource;
+use kv_rows::KvTypes;
 use model_core::architecture::{Model as Architecture, OutputKind};
 use model_core::gguf::Metadata;
 use model_core::sentence::SentenceSettings;

@@ -9,10 +9,12 @@ use cellar_engine::Engine;
 use cellar_engine::with_reasons;
 use kv_backend::state::{SavedState, StateToSave, save};
 use kv_backend::{BoxedBackend, RowKind};
-use kv_core::cells::Cell;
-use kv_core::layers::RowLayout;
-use kv_core::memory::{CellRecord, Edit, PartSnapshot, RestoreInto, Seqs, Snapshot};
-use kv_core::{CellIdx, KvType, KvTypes, PartIdx, Pos, PosRange, SeqId, SeqSet, Window};
+use kv_core::{
+    CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, Window,
+    cells::Cell,
+    memory::{CellRecord, Edit, PartSnapshot, RestoreInto, Seqs, Snapshot},
+};
+use kv_rows::{KvType, KvTypes, RowLayout};
 
 use crate::abi::ggml_type;
 use crate::context::Context;

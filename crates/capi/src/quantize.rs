@@ -8,7 +8,7 @@ use std::path::Path;
 use cellar::convert::{ColumnWeights, Conversion, FILE_TYPES, FileType, FormatChoice};
 use cellar_engine::with_reasons;
 use fancy_regex::Regex;
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::WeightInfo;
 use model_core::gguf::{GgufFile, TensorType, Value};
 use model_core::imatrix::{Importance, ImportanceMatrix};

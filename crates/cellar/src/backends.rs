@@ -27,9 +27,9 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use kv_backend::{BackendError, BoxedBackend, CustomOps, DeviceMemory, ExpertMeter, Profile};
-use kv_core::layers::RowLayout;
 use kv_graph::Graph;
 use kv_graph::weights::WeightSource;
+use kv_rows::RowLayout;
 use model_core::expert_tensors::ExpertLayers;
 use serde::Serialize;
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cellar_engine::{EngineConfig, MemoryBudget, PromptOutputs, Workload};
 use kv_backend::{Backend, BoxedBackend, DetachedExperts, Split};
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::{Weight, WeightInfo, WeightSource};
 use model_core::architecture::Model;
 use model_core::expert_tensors::ExpertLayers;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cellar_engine::EngineError;
 use cellar_engine::serve::ServiceError;
 use kv_backend::BackendError;
-use kv_core::block::QuantizeError;
+use kv_block::QuantizeError;
 use kv_graph::weights::{SourceChanged, WeightError};
 use model_core::architecture::ModelError;
 use model_core::chat_template::ChatTemplateError;

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use cellar_engine::{EngineError, Workload};
 use kv_backend::{BackendError, CustomOps, ExpertShare};
-use kv_core::layers::RowLayout;
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphShape, SplitPoint};
+use kv_rows::RowLayout;
 use model_core::architecture::{Model, ModelError};
 use model_core::expert_tensors::ExpertLayers;
 

@@ -66,9 +66,12 @@ pub use choice::{
 };
 pub use error::Error;
 pub use kv_backend;
+pub use kv_block;
 pub use kv_core;
-pub use kv_core::{KvType, KvTypes, SeqId, TokenId};
+pub use kv_core::{SeqId, TokenId};
 pub use kv_graph;
+pub use kv_rows;
+pub use kv_rows::{KvType, KvTypes};
 pub use model::{Model, embedder, reranker};
 pub use model_core;
 pub use model_core::chat_template::ChatMessage;

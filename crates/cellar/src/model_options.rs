@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use cellar_engine::{DraftModel, EngineConfig};
 use kv_backend::OnProgress;
-use kv_core::{KvType, KvTypes};
+use kv_rows::{KvType, KvTypes};
 use model_core::adapters::{AdapterOptions, AdapterSpec};
 use model_core::head_file::HeadFile;
 use model_core::model_file::ModelFile;

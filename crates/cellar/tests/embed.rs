@@ -7,7 +7,7 @@ use std::path::Path;
 
 use cellar::engine::{Normalization, Pooling};
 use cellar::kv_backend::BoxedBackend;
-use cellar::kv_core::block::dequantize;
+use cellar::kv_block::dequantize;
 use cellar::model_core::model_file::OpenModel;
 use cellar::{
     BackendKind, BackendOptions, Embedder, EmbedderConfig, TokenId, architectures, embedder,

@@ -11,8 +11,8 @@ use cellar_engine::serve::ServiceError;
 use cellar_engine::{ConfigError, EngineError};
 use kv_backend::BackendError;
 use kv_backend::state::StateError;
-use kv_core::layers::LayerError;
 use kv_core::memory::Refusal;
+use kv_rows::LayoutError;
 use model_core::error::{GgufError, ModelFileError};
 
 /// What the names of models' files end with.
@@ -92,7 +92,7 @@ fn flag(error: &ConfigError) -> Option<&'static str> {
             "the number of first tokens" => "--kv-sinks",
             _ => return None,
         },
-        ConfigError::Layout(LayerError::NoSuchLayer { .. }) => "--kv-type-layer",
+        ConfigError::Layout(LayoutError::NoSuchLayer { .. }) => "--kv-type-layer",
         ConfigError::LogitBias { .. } | ConfigError::BiasToken { .. } => "--logit-bias",
         ConfigError::MinTokens { .. } => "--min-tokens",
         ConfigError::PenaltyWindow { .. } => "--repeat-last-n",
@@ -105,7 +105,7 @@ fn of_setting(error: &ConfigError) -> Option<String> {
     let advice = match (flag(error)?, error) {
         ("--kv-type-old", _) => "leave out --kv-type-old".to_owned(),
         ("--kv-recent", _) => "choose it with --kv-recent, or a larger --ctx".to_owned(),
-        ("--kv-type-layer", ConfigError::Layout(LayerError::NoSuchLayer { n_layers, .. })) => {
+        ("--kv-type-layer", ConfigError::Layout(LayoutError::NoSuchLayer { n_layers, .. })) => {
             format!(
                 "choose layers up to {} with --kv-type-layer",
                 n_layers.saturating_sub(1)

@@ -40,7 +40,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use cellar::convert::FileType;
 use cellar_engine::MAX_TOP_LOGPROBS;
-use kv_core::KvType;
+use kv_rows::KvType;
 
 use crate::backends::{ActivationsName, BackendName, RepackName};
 use crate::kv_args::KvArgs;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cellar::{MemoryNeeds, ModelWork, taken, weight_shapes};
 use cellar_engine::{DraftModel, EngineConfig, MemoryBudget, PromptOutputs, Settings};
 use kv_core::memory::SwaSize;
-use kv_core::{KvType, KvTypes};
+use kv_rows::{KvType, KvTypes};
 use model_core::architecture::Model;
 use model_core::tokenizer::Tokenizer;
 

@@ -3,10 +3,10 @@
 //! Knows no model: the row layout checks whether a model's rows fit the types.
 
 use clap::{Args, ValueEnum, value_parser};
-use kv_core::kv_type::KvTypeError;
-use kv_core::kv_types::{KvRotation, KvTypes, LayerKvTypes, OldKvTypes, kv_pair};
 use kv_core::layers::RecentTokens;
-use kv_core::{KvType, StateType};
+use kv_rows::{
+    KvRotation, KvType, KvTypeError, KvTypes, LayerKvTypes, OldKvTypes, StateType, kv_pair,
+};
 
 /// How K and V are stored.
 #[derive(Clone, Debug, Args)]

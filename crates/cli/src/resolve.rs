@@ -16,9 +16,9 @@ use cellar_engine::{
 use cellar_tasks::{LongTexts, RecordingBackend, TextPlan};
 use clap::ValueEnum;
 use kv_backend::{Backend, BoxedBackend, Profile};
-use kv_core::KvType;
 use kv_core::memory::{Streams, SwaSize};
 use kv_graph::weights::WeightSource;
+use kv_rows::KvType;
 use model_core::architecture::{Model, OutputKind};
 use model_core::model_file::OpenModel;
 use model_core::tokenizer::Tokenizer;

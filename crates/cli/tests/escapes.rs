@@ -8,8 +8,7 @@ use std::fs;
 
 use crate::support::{cellar, directory, edited, output, with_template};
 use kv_backend::state::{SavedState, StateToSave, save};
-use kv_core::KvType;
-use kv_core::layers::RowLayout;
+use kv_rows::{KvType, RowLayout};
 use model_core::gguf::{Array, Value};
 
 /// Colour, a C1 control, a bell, a direction mark.

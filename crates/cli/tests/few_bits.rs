@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use crate::support::{edited, failure, json, model, output};
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::{Weight, WeightSource};
 use model_core::gguf::{GgufFile, GgufWriter};
 use model_tests::fixture;

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use crate::support::{BACKENDS, cellar, directory, failure, model, output};
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::WeightSource;
 use model_core::gguf::GgufFile;
 use model_core::imatrix::{Importance, ImportanceMatrix};

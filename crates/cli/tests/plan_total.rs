@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::support::json;
 use half::f16;
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::Weight;
 use model_core::gguf::{Array, GgufWriter, Value};
 use serde_json::Value as Json;

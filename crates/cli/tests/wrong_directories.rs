@@ -374,7 +374,7 @@ fn several_files_in_16_bits_are_one_model() {
     for name in single.weights().names() {
         let [a, b] = [&sharded, &single].map(|dir| dir.weights().require(&name).unwrap());
         assert_eq!(a.shape(), b.shape());
-        assert_eq!(a.format(), kv_core::block::BlockFormat::BF16);
+        assert_eq!(a.format(), kv_block::BlockFormat::BF16);
         for (a, b) in a.to_f32().into_iter().zip(b.to_f32()) {
             assert_eq!(a, f32::from_bits(b.to_bits() >> 16 << 16), "{name}");
         }

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use kv_core::kv_types::OldKvTypes;
-use kv_core::layers::{LayerMap, LayerRows, RowLayout};
+use kv_core::layers::LayerMap;
+use kv_rows::{LayerRows, OldKvTypes, RowLayout};
 use model_core::aged::with_layers;
 use model_core::architecture::Model;
 

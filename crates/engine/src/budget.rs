@@ -5,9 +5,11 @@
 
 use cellar_scheduler::RowBytes;
 use kv_backend::DeviceMemory;
-use kv_core::MAX_SEQS;
-use kv_core::memory::{BYTES_PER_CELL, Streams};
-use kv_core::memory_plan::{MemoryPlan, largest_n_ctx, largest_that_fits};
+use kv_core::{
+    MAX_SEQS,
+    memory::{BYTES_PER_CELL, Streams},
+};
+use kv_rows::{MemoryPlan, largest_n_ctx, largest_that_fits};
 use model_core::architecture::Model;
 
 use crate::config::{ConfigError, EngineConfig, MemoryBudget, Settings};

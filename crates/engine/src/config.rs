@@ -3,12 +3,15 @@
 //!
 //! Invariant: [`Settings`] are consistent and the bytes that they cost are known. Knows no backend.
 
-use kv_core::batch::BatchRules;
-use kv_core::layers::{LayerError, LayerMap, RowLayout};
-use kv_core::memory::{
-    Composite, MAX_N_CTX, Memory, MemoryConfig, MemoryConfigError, RowCounts, Streams, SwaSize,
+use kv_core::{
+    LayerIdx, MAX_SEQS, TokenId, Window,
+    batch::BatchRules,
+    layers::LayerMap,
+    memory::{
+        Composite, MAX_N_CTX, Memory, MemoryConfig, MemoryConfigError, RowCounts, Streams, SwaSize,
+    },
 };
-use kv_core::{KvType, KvTypes, LayerIdx, MAX_SEQS, StateType, TokenId, Window};
+use kv_rows::{KvType, KvTypes, LayoutError, RowLayout, StateType};
 use model_core::architecture::{Model, OutputKind};
 
 /// The context length where none is chosen, unless the model was trained with less.
@@ -120,7 +123,7 @@ pub enum ConfigError {
     },
     /// The rows of all cells cannot be counted.
     #[error(transparent)]
-    Layout(#[from] LayerError),
+    Layout(#[from] LayoutError),
     /// Tokens that see later ones of their ubatch, and a memory whose batches are cut anywhere.
     #[error(
         "tokens of the model see later ones through {window}, but its memory takes a sequence in \

@@ -4,10 +4,12 @@
 //! Invariant: every number comes from the plan that an engine allocates by. Knows nothing of
 //! weights and backends.
 
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecentRows};
-use kv_core::memory::Streams;
-use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
-use kv_core::{LayerIdx, Window};
+use kv_core::{
+    LayerIdx, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory, RecentRows},
+    memory::Streams,
+};
+use kv_rows::{MemoryPlan, PlannedKind, PlannedRows};
 use model_core::architecture::Model;
 use serde::Serialize;
 

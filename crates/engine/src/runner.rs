@@ -8,14 +8,17 @@ use std::sync::Arc;
 
 use kv_backend::{Backend, CancelFlag, RunProgress};
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::PartIdx;
-use kv_core::batch::{Output, PositionRule, UBatch, ValidBatch};
-use kv_core::layers::RowLayout;
-use kv_core::memory::{BatchVisibility, PartInputs};
-use kv_core::memory::{Edit, Edited, MemoryInputs, RowsWritten, batch_visibility};
+use kv_core::{
+    PartIdx,
+    batch::{Output, PositionRule, UBatch, ValidBatch},
+    memory::{
+        BatchVisibility, Edit, Edited, MemoryInputs, PartInputs, RowsWritten, batch_visibility,
+    },
+};
 use kv_graph::rope::LayerRope;
 use kv_graph::weights::WeightSource as _;
 use kv_graph::{GraphShape, KeyRopeError, TopK};
+use kv_rows::RowLayout;
 use model_core::architecture::{Model, ModelError, PADDING};
 
 use crate::adapters::ActiveAdapters;

@@ -11,11 +11,13 @@ use kv_backend::state::{
     save,
 };
 use kv_backend::{Backend, RowStorage};
-use kv_core::layers::RowLayout;
-use kv_core::memory::{Edit, Memory, Restoration, RestoreInto, Seqs, Snapshot, TargetRows};
-use kv_core::{KvType, Pos, PosRange, SeqId};
+use kv_core::{
+    Pos, PosRange, SeqId,
+    memory::{Edit, Memory, Restoration, RestoreInto, Seqs, Snapshot, TargetRows},
+};
 use kv_graph::Graph;
 use kv_graph::weights::WeightSource;
+use kv_rows::{KvType, RowLayout};
 use model_core::architecture::Model;
 
 use crate::decode::Engine;

@@ -4,9 +4,8 @@
 //! with the type that is stored. Knows no backend.
 
 use kv_backend::{BackendError, check_state_types};
-use kv_core::KvType;
-use kv_core::layers::RowShape;
 use kv_graph::GraphShape;
+use kv_rows::{KvType, RowShape};
 use model_core::architecture::Model;
 
 use crate::config::{ConfigError, Settings};
@@ -93,9 +92,11 @@ impl Settings {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
-    use kv_core::kv_types::KvTypes;
-    use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory};
-    use kv_core::{Causality, KvType, StateType};
+    use kv_core::{
+        Causality,
+        layers::{LayerMap, LayerMemory, RecurrentMemory},
+    };
+    use kv_rows::{KvType, KvTypes, StateType};
 
     use crate::{ConfigError, EngineConfig};
     use model_tests::sizes::{CELLS, STATES, Sizes};

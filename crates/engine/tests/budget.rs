@@ -5,7 +5,7 @@
 use crate::model::{Layered, Remembers};
 use cellar_engine::{ConfigError, EngineConfig, MemoryBudget, Settings};
 use kv_core::Window;
-use kv_core::memory_plan::largest_n_ctx;
+use kv_rows::largest_n_ctx;
 
 const FULL: Remembers = Remembers::Tokens(Window::Full);
 const WINDOW: Remembers = Remembers::Tokens(Window::Sliding(4));

@@ -15,9 +15,12 @@ use crate::support::{Moody, engine, ids, references, stories};
 use cellar_engine::session::{ServiceError, Session, TextRequest, TextStream};
 use cellar_engine::{Engine, EngineConfig, EngineError, FinishReason, GroupAttention, LongContext};
 use kv_backend::{RowKind, RowSpan};
-use kv_core::batch::Batch;
-use kv_core::memory::{Division, Memory, NoRoom, PosChange, Refusal, Seqs, Streams, invariants};
-use kv_core::{CellIdx, KvType, LayerIdx, Pos, PosDelta, PosRange, SeqId, TokenId};
+use kv_core::{
+    CellIdx, LayerIdx, Pos, PosDelta, PosRange, SeqId, TokenId,
+    batch::Batch,
+    memory::{Division, Memory, NoRoom, PosChange, Refusal, Seqs, Streams, invariants},
+};
+use kv_rows::KvType;
 use model_tests::{Case, cpu};
 
 const SEQ: SeqId = SeqId(0);

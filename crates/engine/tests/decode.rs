@@ -6,10 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::support::{Moody, engine, ids, references, try_engine};
 use cellar_engine::{CancelFlag, ConfigError, EngineConfig, EngineError};
-use kv_core::batch::Batch;
-use kv_core::memory::{Memory, Refusal, Seqs, Streams};
-use kv_core::{KvType, Pos, PosRange, SeqId, TokenId};
+use kv_core::{
+    Pos, PosRange, SeqId, TokenId,
+    batch::Batch,
+    memory::{Memory, Refusal, Seqs, Streams},
+};
 use kv_graph::TopK;
+use kv_rows::KvType;
 
 const ALL: PosRange = PosRange::ALL;
 

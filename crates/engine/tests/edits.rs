@@ -8,11 +8,14 @@ use std::sync::Arc;
 
 use cellar_engine::{Engine, EngineConfig, EngineError, SaveOptions};
 use kv_backend::state::SavedState;
-use kv_core::batch::Batch;
-use kv_core::memory::{Refusal, RestoreInto, Seqs, Streams};
-use kv_core::{KvType, KvTypes, Pos, PosRange, SeqId, StateType, TokenId};
+use kv_core::{
+    Pos, PosRange, SeqId, TokenId,
+    batch::Batch,
+    memory::{Refusal, RestoreInto, Seqs, Streams},
+};
 use kv_cpu::CpuBackend;
 use kv_graph::weights::WeightSource;
+use kv_rows::{KvType, KvTypes, StateType};
 use model_core::architecture::{Model, Registry};
 use model_tests::{Recipe, cpu};
 

@@ -7,11 +7,14 @@ use std::sync::Arc;
 use cellar_engine::{AttentionMode, CancelFlag, ConfigError, Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
 use kv_contract::tiny_weights;
-use kv_core::batch::Batch;
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory};
-use kv_core::memory::Memory;
-use kv_core::{Causality, KvType, Pos, SeqId, TokenId, Window};
+use kv_core::{
+    Causality, Pos, SeqId, TokenId, Window,
+    batch::Batch,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+    memory::Memory,
+};
 use kv_graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input};
+use kv_rows::KvType;
 use model_core::architecture::{Model, ModelError, OutputKind};
 
 const DIM: usize = 8;

@@ -15,9 +15,12 @@ use std::sync::Arc;
 use crate::model::{Layered, Remembers};
 use backend::{Fault, FaultyBackend};
 use cellar_engine::{Engine, EngineConfig, EngineError};
-use kv_core::batch::Batch;
-use kv_core::memory::{Composite, Memory, Streams, invariants};
-use kv_core::{KvType, PosRange, SeqId, TokenId, Window};
+use kv_core::{
+    PosRange, SeqId, TokenId, Window,
+    batch::Batch,
+    memory::{Composite, Memory, Streams, invariants},
+};
+use kv_rows::KvType;
 
 const FULL: Remembers = Remembers::Tokens(Window::Full);
 const STATES: Remembers = Remembers::State;

@@ -17,8 +17,11 @@ use cellar_engine::{
     CancelFlag, Completion, CompletionOptions, EngineConfig, EngineError, FinishReason, SaveOptions,
 };
 use kv_backend::state::SavedState;
-use kv_core::memory::{Memory, Seqs, Streams};
-use kv_core::{KvType, KvTypes, SeqId, TokenId};
+use kv_core::{
+    SeqId, TokenId,
+    memory::{Memory, Seqs, Streams},
+};
+use kv_rows::{KvType, KvTypes};
 use model_core::tokenizer::EncodeOptions;
 
 /// A text on an engine of its own.

@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use cellar_engine::{CancelFlag, Engine, EngineConfig, HeadTurn};
-use kv_core::batch::Batch;
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::{SeqId, TokenId, batch::Batch};
 use kv_cpu::CpuBackend;
+use kv_rows::KvType;
 use model_core::architecture::Registry;
 use model_tests::{Recipe, cpu, fixture, heads};
 

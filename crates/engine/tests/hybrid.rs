@@ -7,9 +7,12 @@ use std::sync::atomic::Ordering;
 
 use crate::support::{Moody, NEVER};
 use cellar_engine::{Engine, EngineConfig, EngineError, LongContext};
-use kv_core::batch::Batch;
-use kv_core::memory::{Edit, Memory, PosChange, Refusal, Seqs};
-use kv_core::{KvType, Pos, PosDelta, PosRange, SeqId, TokenId};
+use kv_core::{
+    Pos, PosDelta, PosRange, SeqId, TokenId,
+    batch::Batch,
+    memory::{Edit, Memory, PosChange, Refusal, Seqs},
+};
+use kv_rows::KvType;
 use model_core::architecture::Registry;
 use model_tests::Recipe;
 

@@ -4,10 +4,9 @@
 #![allow(clippy::unwrap_used)] // a test
 
 use cellar_engine::{Engine, EngineConfig, EngineError};
-use kv_core::batch::Batch;
-use kv_core::memory::Memory;
-use kv_core::{GridPos, KvType, Pos, SeqId, TokenId};
+use kv_core::{GridPos, Pos, SeqId, TokenId, batch::Batch, memory::Memory};
 use kv_cpu::CpuBackend;
+use kv_rows::KvType;
 use model_tests::checks::TOLERANCE;
 use model_tests::images::ImagePrompt;
 use model_tests::{Case, Source, best, cpu};

@@ -13,13 +13,16 @@ use cellar_engine::{CancelFlag, ConfigError, Engine, EngineConfig, EngineError};
 use kv_backend::null::NullBackend;
 use kv_backend::{Backend, BackendError, CustomOp, CustomRows, CustomShape, RunProgress};
 use kv_candle::CandleBackend;
-use kv_core::batch::{Batch, SplitPolicy, UBatch};
-use kv_core::memory::{
-    Composite, Edit, Edited, Memory, MemoryInputs, Plan, PlannedUBatch, Refusal, RowCounts,
-    RowsWritten, SwaSize,
+use kv_core::{
+    PosRange, SeqId, TokenId, Window,
+    batch::{Batch, SplitPolicy, UBatch},
+    memory::{
+        Composite, Edit, Edited, Memory, MemoryInputs, Plan, PlannedUBatch, Refusal, RowCounts,
+        RowsWritten, SwaSize,
+    },
 };
-use kv_core::{KvType, PosRange, SeqId, TokenId, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
+use kv_rows::KvType;
 
 const LAYERS: [Remembers; 3] = [
     Remembers::Tokens(Window::Full),

@@ -7,9 +7,12 @@ use std::sync::atomic::Ordering;
 
 use crate::support::{Moody, NEVER, interleaved};
 use cellar_engine::{Engine, EngineConfig};
-use kv_core::batch::Batch;
-use kv_core::memory::{Memory, PosChange, Seqs, SwaSize, invariants};
-use kv_core::{KvType, Pos, PosDelta, PosRange, SeqId, TokenId};
+use kv_core::{
+    Pos, PosDelta, PosRange, SeqId, TokenId,
+    batch::Batch,
+    memory::{Memory, PosChange, Seqs, SwaSize, invariants},
+};
+use kv_rows::KvType;
 
 /// Of the model, whose layers 0 to 2 see this many tokens and layer 3 everything.
 const N_SWA: usize = 64;

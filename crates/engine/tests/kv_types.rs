@@ -6,10 +6,9 @@
 use cellar_engine::{Engine, EngineConfig};
 use kv_backend::Backend;
 use kv_candle::CandleBackend;
-use kv_core::batch::Batch;
-use kv_core::kv_types::{KvRotation, KvTypes};
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::{SeqId, TokenId, batch::Batch};
 use kv_cpu::{CpuBackend, CpuConfig};
+use kv_rows::{KvRotation, KvType, KvTypes};
 use model_core::model_file::ModelFile;
 
 use crate::support::{ids, interleaved, references, stories};

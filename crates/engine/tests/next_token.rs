@@ -12,7 +12,8 @@ use cellar_engine::session::{ServiceError, TextRequest};
 use cellar_engine::{
     EngineConfig, EngineError, FinishReason, Logprobs, Speculated, Speculation, SpeculationOff,
 };
-use kv_core::{KvType, TokenId};
+use kv_core::TokenId;
+use kv_rows::KvType;
 use model_core::tokenizer::EncodeOptions;
 
 fn f32_config() -> EngineConfig {

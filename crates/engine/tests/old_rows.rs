@@ -6,12 +6,14 @@
 use crate::support::{interleaved, stories};
 use cellar_engine::{ConfigError, Engine, EngineConfig, EngineError, SaveOptions};
 use kv_backend::state::SavedState;
-use kv_core::batch::Batch;
-use kv_core::kv_types::{KvTypes, OldKvTypes};
-use kv_core::layers::RecentTokens;
-use kv_core::memory::{PosChange, RestoreInto, Seqs, Streams};
-use kv_core::{KvType, Pos, PosDelta, PosRange, SeqId, TokenId, Window};
+use kv_core::{
+    Pos, PosDelta, PosRange, SeqId, TokenId, Window,
+    batch::Batch,
+    layers::RecentTokens,
+    memory::{PosChange, RestoreInto, Seqs, Streams},
+};
 use kv_cpu::{CpuBackend, CpuConfig};
+use kv_rows::{KvType, KvTypes, OldKvTypes};
 use model_core::model_file::ModelFile;
 
 const A: SeqId = SeqId(0);

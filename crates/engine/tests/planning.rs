@@ -10,10 +10,9 @@ use cellar_engine::{AttentionMode, CancelFlag, Engine, EngineConfig, PromptOutpu
 use kv_backend::null::NullBackend;
 use kv_backend::{Backend, BackendError};
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::batch::Batch;
-use kv_core::layers::{LayerMap, RowLayout};
-use kv_core::{SeqId, TokenId, Window};
+use kv_core::{SeqId, TokenId, Window, batch::Batch, layers::LayerMap};
 use kv_graph::{Graph, GraphBuilder, GraphShape, Input};
+use kv_rows::RowLayout;
 use model_core::architecture::{Model, ModelError, SourceEncoder};
 
 /// Computes nothing, and notes the graphs that it compiles.

@@ -5,10 +5,13 @@
 
 use cellar_engine::{Engine, EngineConfig, SaveOptions};
 use kv_backend::state::SavedState;
-use kv_core::batch::Batch;
-use kv_core::memory::{PosChange, RestoreInto, Seqs, Streams, SwaSize};
-use kv_core::{KvType, LayerIdx, Pos, PosDelta, PosRange, SeqId, TokenId};
+use kv_core::{
+    LayerIdx, Pos, PosDelta, PosRange, SeqId, TokenId,
+    batch::Batch,
+    memory::{PosChange, RestoreInto, Seqs, Streams, SwaSize},
+};
 use kv_cpu::CpuBackend;
+use kv_rows::KvType;
 use model_tests::{Case, cpu, distance};
 
 const A: SeqId = SeqId(0);

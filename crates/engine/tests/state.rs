@@ -19,10 +19,13 @@ use kv_backend::Backend;
 use kv_backend::null::NullBackend;
 use kv_backend::state::{SavedState, SeqTokens, StateError};
 use kv_candle::CandleBackend;
-use kv_core::batch::Batch;
-use kv_core::memory::{Memory, RestoreInto, Seqs, Streams};
-use kv_core::{KvType, Pos, PosRange, SeqId, TokenId, Window};
+use kv_core::{
+    Pos, PosRange, SeqId, TokenId, Window,
+    batch::Batch,
+    memory::{Memory, RestoreInto, Seqs, Streams},
+};
 use kv_cpu::{CpuBackend, CpuConfig};
+use kv_rows::KvType;
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
 use serde::Deserialize;

@@ -5,14 +5,15 @@
 //! Invariant: after [`check_inputs`] every id is a row of what it selects from, every cell is a row
 //! of its part, and visibilities and groups are sound. Knows nothing of devices.
 
-use kv_core::ids::{LayerIdx, PartIdx};
-use kv_core::layers::{LayerRows, RowLayout, RowShape, StateRows, ValueRows};
-use kv_core::memory::{PartInputs, check_states as check_groups};
-use kv_core::state_type::StateType;
-use kv_core::visibility::Visibility;
-use kv_core::window::Window;
+use kv_core::{
+    ids::{LayerIdx, PartIdx},
+    memory::{PartInputs, check_states as check_groups},
+    visibility::Visibility,
+    window::Window,
+};
 use kv_graph::weights::{WeightError, WeightSource};
 use kv_graph::{AttendSpec, Graph, GraphShape, IndexSpec, Input, Node, Op};
+use kv_rows::{LayerRows, RowLayout, RowShape, StateRows, StateType, ValueRows};
 
 use crate::BackendError;
 use crate::GraphInputs;

@@ -1,9 +1,8 @@
 //! Copying rows through the host: what [`Backend::copy_rows`] does where a backend has nothing
 //! better.
 
-use kv_core::ids::CellIdx;
-use kv_core::layers::{LayerRows, RowLayout};
-use kv_core::memory::RowCopy;
+use kv_core::{ids::CellIdx, memory::RowCopy};
+use kv_rows::{LayerRows, RowLayout};
 
 use crate::rows::{layers_of, stored_kinds};
 use crate::{Backend, BackendError, RowKind, RowSpan, RowStorage};

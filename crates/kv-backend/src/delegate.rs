@@ -62,7 +62,7 @@ macro_rules! delegate {
         }
     };
     (@method allocate) => {
-        fn allocate(&self, layout: &$crate::kv_core::layers::RowLayout) -> Result<Self::Rows, $crate::BackendError> {
+        fn allocate(&self, layout: &$crate::kv_rows::RowLayout) -> Result<Self::Rows, $crate::BackendError> {
             $crate::Backend::allocate(&self.inner, layout)
         }
     };
@@ -77,7 +77,7 @@ macro_rules! delegate {
         }
     };
     (@method compile) => {
-        fn compile(&self, graph: &$crate::kv_graph::Graph, weights: &Self::Weights, layout: &$crate::kv_core::layers::RowLayout) -> Result<Self::Program, $crate::BackendError> {
+        fn compile(&self, graph: &$crate::kv_graph::Graph, weights: &Self::Weights, layout: &$crate::kv_rows::RowLayout) -> Result<Self::Program, $crate::BackendError> {
             $crate::Backend::compile(&self.inner, graph, weights, layout)
         }
     };

@@ -6,12 +6,14 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use kv_core::ids::LayerIdx;
-use kv_core::layers::RowLayout;
-use kv_core::memory::{RowCopy, RowShift};
+use kv_core::{
+    ids::LayerIdx,
+    memory::{RowCopy, RowShift},
+};
 use kv_graph::Graph;
 use kv_graph::rope::LayerRope;
 use kv_graph::weights::WeightSource;
+use kv_rows::RowLayout;
 
 use crate::{
     Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, ExpertMeter, OnProgress, RowKind,

@@ -1,10 +1,9 @@
 //! [`BackendError`]: everything that a backend can refuse or fail at.
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_core::ids::LayerIdx;
-use kv_core::kv_type::KvType;
-use kv_core::state_type::StateType;
 use kv_graph::weights::WeightError;
+use kv_rows::{KvType, StateType};
 
 /// Why a backend could not do something.
 #[derive(Debug, thiserror::Error)]

@@ -9,9 +9,9 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kv_core::layers::RowLayout;
 use kv_graph::weights::WeightSource;
 use kv_graph::{CustomSpec, Graph, GraphError, GraphShape, Mixture};
+use kv_rows::RowLayout;
 
 use crate::custom::{CustomOp, CustomRows, CustomShape};
 use crate::split::join;

@@ -30,7 +30,7 @@ mod split;
 pub mod state;
 
 #[doc(hidden)] // for `delegate!`
-pub use {kv_core, kv_graph};
+pub use {kv_core, kv_graph, kv_rows};
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -50,13 +50,11 @@ pub use progress::{LoadProgress, OnProgress, RunProgress};
 pub use rows::{RowKind, RowSpan, RowStorage};
 pub use split::{Split, SplitProgram, SplitRows};
 
-use kv_core::kv_type::KvType;
-use kv_core::layers::RowLayout;
 use kv_core::memory::{RowCopy, RowShift};
-use kv_core::state_type::StateType;
 use kv_graph::Graph;
 use kv_graph::rope::LayerRope;
 use kv_graph::weights::WeightSource;
+use kv_rows::{KvType, RowLayout, StateType};
 
 /// A backend's name and device.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,11 +9,9 @@
 use std::sync::Arc;
 
 use kv_core::ids::LayerIdx;
-use kv_core::kv_type::KvType;
-use kv_core::layers::RowLayout;
-use kv_core::state_type::StateType;
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, Node};
+use kv_rows::{KvType, RowLayout, StateType};
 
 use crate::{
     Backend, BackendError, BackendInfo, OnProgress, RowKind, RowSpan, RowStorage, check_inputs,
@@ -159,7 +157,7 @@ impl std::fmt::Debug for HostWeights {
     }
 }
 
-/// Rows in the memory of the host, as the bytes that [`RowShape`](kv_core::layers::RowShape)
+/// Rows in the memory of the host, as the bytes that [`RowShape`](kv_rows::RowShape)
 /// defines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostRows {
@@ -255,11 +253,13 @@ impl RowStorage for HostRows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kv_core::ids::{CellIdx, PartIdx};
-    use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory};
-    use kv_core::memory::PartInputs;
-    use kv_core::visibility::Visibility;
-    use kv_core::window::Window;
+    use kv_core::{
+        ids::{CellIdx, PartIdx},
+        layers::{AttentionMemory, LayerMap, LayerMemory},
+        memory::PartInputs,
+        visibility::Visibility,
+        window::Window,
+    };
     use kv_graph::weights::MemoryWeights;
     use kv_graph::{GraphBuilder, GraphShape, Input};
 

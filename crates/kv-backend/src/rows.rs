@@ -7,7 +7,7 @@ use std::any::Any;
 use std::ops::Range;
 
 use kv_core::ids::{CellIdx, LayerIdx, PartIdx};
-use kv_core::layers::{LayerRows, RowLayout, RowShape};
+use kv_rows::{LayerRows, RowLayout, RowShape};
 use serde::{Deserialize, Serialize};
 
 use crate::error::BackendError;
@@ -18,7 +18,7 @@ pub trait RowStorage: Any + Send {
     fn layout(&self) -> &RowLayout;
 
     /// Bytes that one kind of rows of a layer takes: what was allocated for it, measured and not
-    /// computed from the layout. It must be what [`MemoryPlan`](kv_core::memory_plan::MemoryPlan)
+    /// computed from the layout. It must be what [`MemoryPlan`](kv_rows::MemoryPlan)
     /// said.
     ///
     /// # Errors

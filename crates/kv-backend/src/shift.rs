@@ -3,9 +3,9 @@
 //!
 //! Rows are decoded, rotated and encoded again, so stored types round once more.
 
-use kv_core::layers::{LayerRows, RowLayout};
 use kv_core::memory::RowShift;
 use kv_graph::rope::{LayerRope, Rotation};
+use kv_rows::{LayerRows, RowLayout};
 
 use crate::rows::{RowKind, RowSpan, RowStorage, layers_of};
 use crate::{Backend, BackendError};

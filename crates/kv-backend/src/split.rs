@@ -7,12 +7,14 @@
 
 use std::sync::Arc;
 
-use kv_core::ids::{LayerIdx, PartIdx};
-use kv_core::layers::RowLayout;
-use kv_core::memory::{RowCopy, RowShift};
+use kv_core::{
+    ids::{LayerIdx, PartIdx},
+    memory::{RowCopy, RowShift},
+};
 use kv_graph::rope::LayerRope;
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphError, GraphShape, SplitOutput, SplitPoint};
+use kv_rows::RowLayout;
 
 use crate::copy::check_copies;
 use crate::shift::check_shifts;

@@ -12,12 +12,15 @@ mod state_types;
 use device::{Device, FULL, NEAR, RestoreReport, SHAPES, STATES, config, configs, ids};
 use kv_backend::RowKind;
 use kv_backend::state::{SavedState, StateError, VERSION, check_kv_type};
-use kv_core::layers::{AttentionMemory, LayerMemory};
-use kv_core::memory::{
-    Memory, MemoryConfig, NoRoom, PosChange, Refusal, RestoreInto, Seqs, Streams, SwaSize,
-    TargetRows,
+use kv_core::{
+    CellIdx, Pos, PosDelta, PosRange, SeqId, TokenId, Window,
+    layers::{AttentionMemory, LayerMemory},
+    memory::{
+        Memory, MemoryConfig, NoRoom, PosChange, Refusal, RestoreInto, Seqs, Streams, SwaSize,
+        TargetRows,
+    },
 };
-use kv_core::{CellIdx, KvType, Pos, PosDelta, PosRange, SeqId, TokenId, Window};
+use kv_rows::KvType;
 use proptest::prelude::*;
 
 const ONE: SeqId = SeqId(1);

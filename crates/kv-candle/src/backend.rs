@@ -8,11 +8,10 @@ use kv_backend::{
     RowStorage,
 };
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::layers::RowLayout;
-use kv_core::memory::RowCopy;
-use kv_core::{KvType, LayerIdx, StateType};
+use kv_core::{LayerIdx, memory::RowCopy};
 use kv_graph::Graph;
 use kv_graph::weights::WeightSource;
+use kv_rows::{KvType, RowLayout, StateType};
 
 use crate::error;
 use crate::execute;

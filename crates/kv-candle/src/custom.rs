@@ -8,9 +8,9 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use kv_backend::GraphInputs;
 use kv_backend::{BackendError, CustomCall, CustomOp, CustomShape, CustomStates};
-use kv_core::layers::RowLayout;
 use kv_core::memory::StateGroup;
 use kv_graph::{CustomSpec, Graph, Node};
+use kv_rows::RowLayout;
 
 use crate::error::OnDevice;
 use crate::weights::Weights;

@@ -8,11 +8,11 @@ use candle_core::{D, Device, Tensor};
 use kv_backend::checks::{Ids, batch_visibility, ids, part_inputs, part_of, stored_visibility};
 use kv_backend::{BackendError, check_inputs, check_rows, expect_len};
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::layers::ValueRows;
 use kv_core::{LayerIdx, Visibility};
 use kv_graph::{
     Activation, ConvSpec, CustomSpec, Input, Node, Op, RelativeBias, RelativeScores, ResultForm,
 };
+use kv_rows::ValueRows;
 
 use crate::error::{OnDevice, failure};
 use crate::ops::{self, AffineTensors, IndexQueries, Queries};

@@ -7,9 +7,9 @@ use std::collections::HashMap;
 
 use candle_core::{Device, Tensor};
 use kv_backend::{BackendError, check_rows};
-use kv_core::layers::RowLayout;
 use kv_graph::rope::{RopeSections, RopeSpec};
 use kv_graph::{Activation, Graph, Node, NodeId, Op};
+use kv_rows::RowLayout;
 
 use crate::custom::Custom;
 use crate::error::{NAME, OnDevice};

@@ -9,10 +9,8 @@
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use half::{bf16, f16};
 use kv_backend::{BackendError, RowKind, RowSpan, expect_len};
-use kv_core::hadamard::HeadRotation;
-use kv_core::layers::{LayerRows, RowLayout, RowShape, StateRows};
-use kv_core::memory::RowCopy;
-use kv_core::{KvType, LayerIdx};
+use kv_core::{LayerIdx, memory::RowCopy};
+use kv_rows::{HeadRotation, KvType, LayerRows, RowLayout, RowShape, StateRows};
 
 use crate::error::{NAME, OnDevice};
 

@@ -8,13 +8,14 @@ use kv_backend::{Backend, BackendError, RowKind, RowSpan};
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_candle::CandleBackend;
 use kv_contract::{OneOp, StoreRows};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::PartInputs;
 use kv_core::{
-    CellIdx, CellRun, KvType, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
+    CellIdx, CellRun, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+    memory::PartInputs,
 };
 use kv_graph::weights::{MemoryWeights, WeightSource};
 use kv_graph::{Activation, AttendSpec, Graph, GraphBuilder, GraphError, GraphShape, Input};
+use kv_rows::{KvType, RowLayout};
 
 const LAYER: LayerIdx = LayerIdx(0);
 

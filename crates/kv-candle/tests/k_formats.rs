@@ -3,7 +3,7 @@
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
-use kv_core::block::{BlockFormat, dequantize, quantize, quantize_weighted};
+use kv_block::{BlockFormat, dequantize, quantize, quantize_weighted};
 
 const COLUMNS: usize = 1024;
 const ROWS: usize = 16;

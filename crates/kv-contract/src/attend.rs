@@ -4,10 +4,9 @@ use super::one_op::read_memory;
 use super::scene::{fitting, layout, runs};
 use super::{Attend, OneOp, Random, Subject, assert_close};
 use kv_backend::{Backend, BackendError};
-use kv_core::{
-    Causality, CellIdx, KvType, LayerIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
-};
+use kv_core::{Causality, CellIdx, LayerIdx, Pos, PosRange, Visibility, VisibleGroup, Window};
 use kv_graph::{Alibi, AttendSpec};
+use kv_rows::KvType;
 
 pub(super) const SPEC: AttendSpec = AttendSpec {
     n_heads: 2,

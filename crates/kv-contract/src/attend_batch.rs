@@ -6,14 +6,15 @@ use super::ops::builder;
 use super::scene::{Scene, Step, Token, layout, memory_weights};
 use super::{Random, Subject, assert_close};
 use kv_backend::{Backend, BackendError};
-use kv_core::batch::{Batch, BatchRules, SplitPolicy, validate};
-use kv_core::layers::RowLayout;
-use kv_core::memory::BatchVisibility;
-use kv_core::memory::batch_visibility;
-use kv_core::{LayerIdx, PartIdx, SeqId, TokenId, Window};
+use kv_core::{
+    LayerIdx, PartIdx, SeqId, TokenId, Window,
+    batch::{Batch, BatchRules, SplitPolicy, validate},
+    memory::{BatchVisibility, batch_visibility},
+};
 use kv_graph::{
     Alibi, AttendSpec, Attention, DistanceBuckets, DistanceScores, Distances, Graph, Input, NodeId,
 };
+use kv_rows::RowLayout;
 
 /// An attention with the weight of sinks.
 fn with_sinks(spec: AttendSpec) -> Attention<'static> {

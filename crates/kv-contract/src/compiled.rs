@@ -8,9 +8,9 @@ use super::Subject;
 use super::larger::Program;
 use kv_backend::GraphInputs;
 use kv_backend::{Backend, BackendError, RowStorage};
-use kv_core::layers::RowLayout;
 use kv_graph::Graph;
 use kv_graph::weights::MemoryWeights;
+use kv_rows::RowLayout;
 
 /// A compiled graph and fresh rows.
 pub(crate) struct CompiledGraph<'a, B: Backend> {

@@ -7,11 +7,14 @@ use super::ops::{builder, step};
 use super::{Random, Subject, assert_close};
 use kv_backend::GraphInputs;
 use kv_backend::{Backend, BackendError, CustomOp, CustomOps, CustomRows, CustomShape};
-use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
-use kv_core::memory::{StateGroup, StateStore};
-use kv_core::{CellIdx, KvType, LayerIdx, StateType, Window};
+use kv_core::{
+    CellIdx, LayerIdx, Window,
+    layers::{LayerMap, LayerMemory, RecurrentMemory},
+    memory::{StateGroup, StateStore},
+};
 use kv_graph::weights::{MemoryWeights, WeightSource};
 use kv_graph::{CustomScope, CustomSizes, CustomSpec, Graph, Input};
+use kv_rows::{KvType, RowLayout, StateType};
 
 const LAYER: LayerIdx = LayerIdx(1);
 const WIDTH: usize = 6;

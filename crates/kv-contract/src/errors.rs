@@ -5,10 +5,10 @@ use super::rows::{dump, fill};
 use super::scene::{SPEC, Scene, Step, layout, memory_weights, text, tiny_layout};
 use super::{Random, Subject, tiny_llama};
 use kv_backend::{Backend, BackendError};
-use kv_core::layers::RowLayout;
 use kv_core::{CellIdx, Pos, Visibility, Window};
 use kv_graph::weights::{MemoryWeights, WeightSource};
 use kv_graph::{Graph, GraphShape, Input};
+use kv_rows::RowLayout;
 
 const N_CELLS: usize = 16;
 

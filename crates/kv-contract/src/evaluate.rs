@@ -12,11 +12,11 @@ mod route;
 use std::collections::HashMap;
 
 use kv_backend::GraphInputs;
-use kv_core::layers::{RowLayout, RowShape, ValueRows};
 use kv_core::{CellIdx, LayerIdx};
 use kv_graph::rope::{RopeSpec, RopeStyle};
 use kv_graph::weights::WeightSource;
 use kv_graph::{Activation, Graph, Input, Node, NodeId, Op, PositionScale};
+use kv_rows::{RowLayout, RowShape, ValueRows};
 
 use error_function::erfc;
 

@@ -7,13 +7,13 @@ use super::scene::{
 };
 use super::{Random, Subject, Token, Tolerance, assert_close};
 use kv_backend::Backend;
-use kv_core::layers::RowLayout;
-use kv_core::{KvType, LayerIdx, PartIdx, Window};
+use kv_core::{LayerIdx, PartIdx, Window};
 use kv_graph::rope::RopeStyle;
 use kv_graph::weights::MemoryWeights;
 use kv_graph::{
     Activation, Affine, AttendSpec, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId,
 };
+use kv_rows::{KvType, RowLayout};
 
 const N_CELLS: usize = 64;
 

@@ -6,9 +6,9 @@ use super::rows::{dump, fill};
 use super::scene::{layout, runs};
 use super::{Attend, OneOp, Random, StoreRows, Subject, assert_close};
 use kv_backend::Backend;
-use kv_core::kv_types::{KvRotation, KvTypes};
 use kv_core::{CellIdx, LayerIdx, Pos, PosRange, Visibility, VisibleGroup};
 use kv_graph::AttendSpec;
+use kv_rows::{KvRotation, KvTypes};
 
 /// Every pair of types that the backend declares, with and without rotation.
 fn pairs<B: Backend>(backend: &B) -> Vec<KvTypes> {
@@ -66,7 +66,7 @@ fn hard_rows(n: usize) -> Vec<Vec<f32>> {
 }
 
 /// Rows that are hard to encode are stored with the bytes of
-/// [`RowShape::encode`](kv_core::layers::RowShape::encode), and decode to finite values.
+/// [`RowShape::encode`](kv_rows::RowShape::encode), and decode to finite values.
 pub fn hard_rows_are_encoded_bit_for_bit<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     let dims = [(2, 64, 32), (4, 16, 8), (1, 96, 128), (4, 24, 40)];

@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use kv_backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::CellIdx;
-use kv_core::layers::RowLayout;
 use kv_graph::{Graph, GraphShape, Op};
+use kv_rows::RowLayout;
 
 /// Tokens of a larger graph beyond those of the run: as many as change how a backend computes.
 const MORE_TOKENS: usize = 37;

@@ -47,8 +47,8 @@ pub mod state_types;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use kv_backend::{Backend, BackendError};
-use kv_core::KvType;
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
+use kv_rows::KvType;
 
 use larger::CompiledOps;
 

@@ -11,11 +11,10 @@ use super::evaluate::{Memory, evaluate};
 use super::larger::Program;
 use super::scene::{Step, memory_weights};
 use kv_backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
-use kv_core::layers::{RowLayout, RowShape, ValueRows};
-use kv_core::memory::PartInputs;
-use kv_core::{CellIdx, LayerIdx, PartIdx, Visibility, Window};
+use kv_core::{CellIdx, LayerIdx, PartIdx, Visibility, Window, memory::PartInputs};
 use kv_graph::weights::MemoryWeights;
 use kv_graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input, NodeId};
+use kv_rows::{RowLayout, RowShape, ValueRows};
 
 /// Name of the weight that holds sinks.
 const SINKS: &str = "sinks.w";

@@ -4,11 +4,11 @@ use super::evaluate::{Memory, evaluate};
 use super::scene::{Step, memory_weights, rope};
 use super::{Random, Subject, assert_close};
 use kv_backend::Backend;
-use kv_core::block::BlockFormat;
-use kv_core::layers::RowLayout;
+use kv_block::BlockFormat;
 use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder, YarnRamp};
 use kv_graph::weights::{MemoryWeights, Weight};
 use kv_graph::{Activation, Affine, Graph, GraphBuilder, GraphShape, Input, NodeId, NormGain};
+use kv_rows::RowLayout;
 
 /// Rows of the graphs here, and how many of them are wanted.
 const SIZES: [(usize, usize); 3] = [(1, 1), (5, 3), (34, 0)];

@@ -8,15 +8,15 @@ use super::scene::{fitting, memory_weights, runs};
 use super::{Random, Subject, assert_close};
 use kv_backend::GraphInputs;
 use kv_backend::{Backend, RowStorage};
-use kv_core::kv_types::{KvTypes, OldKvTypes};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecentTokens, RowLayout};
-use kv_core::memory::PartInputs;
 use kv_core::{
-    Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, Visibility, VisibleGroup, Window,
+    Causality, CellIdx, LayerIdx, PartIdx, Pos, Visibility, VisibleGroup, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory, RecentTokens},
+    memory::PartInputs,
 };
 use kv_graph::{
     Alibi, AttendSpec, Attention, Graph, GraphBuilder, GraphShape, Input, NodeId, ResultForm,
 };
+use kv_rows::{KvType, KvTypes, OldKvTypes, RowLayout};
 
 /// The number of tokens that are recent.
 const N_RECENT: u32 = 20;

@@ -10,13 +10,15 @@ use super::ops::{builder, compare, step};
 use super::scene::{Step, memory_weights};
 use super::{Random, Subject, assert_close};
 use kv_backend::{Backend, BackendError, RowKind, RowSpan};
-use kv_core::batch::{Batch, BatchRules, validate};
-use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
-use kv_core::memory::StateGroup;
-use kv_core::memory::{Memory as _, MemoryInputs, Recurrent, RecurrentConfig, Seqs};
-use kv_core::{CellIdx, KvType, LayerIdx, Pos, PosRange, SeqId, StateType, TokenId};
+use kv_core::{
+    CellIdx, LayerIdx, Pos, PosRange, SeqId, TokenId,
+    batch::{Batch, BatchRules, validate},
+    layers::{LayerMap, LayerMemory, RecurrentMemory},
+    memory::{Memory as _, MemoryInputs, Recurrent, RecurrentConfig, Seqs, StateGroup},
+};
 use kv_graph::weights::MemoryWeights;
 use kv_graph::{Activation, ConvKernels, ConvSpec, Graph, Input, ScanSpec};
+use kv_rows::{KvType, RowLayout, StateType};
 
 pub(super) const LAYER: LayerIdx = LayerIdx(1);
 const N_SEQS: u32 = 3;

@@ -3,10 +3,12 @@
 use super::scene::{fitting, layout};
 use super::{OneOp, Random, StoreRows, Subject};
 use kv_backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, LayerRows, RowLayout, RowShape};
-use kv_core::memory::RowCopy;
-use kv_core::memory_plan::{MemoryPlan, PlannedKind};
-use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Window};
+use kv_core::{
+    CellIdx, LayerIdx, PartIdx, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+    memory::RowCopy,
+};
+use kv_rows::{KvType, LayerRows, MemoryPlan, PlannedKind, RowLayout, RowShape};
 
 const KINDS: [RowKind; 2] = [RowKind::K, RowKind::V];
 

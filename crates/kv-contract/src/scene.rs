@@ -5,18 +5,19 @@ use std::sync::Arc;
 
 use super::Random;
 use kv_backend::GraphInputs;
-use kv_core::block::{BlockFormat, quantize};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::{BatchVisibility, PartInputs, StateGroup};
+use kv_block::{BlockFormat, quantize};
 use kv_core::{
-    Causality, CellIdx, CellRun, KvType, KvTypes, LayerIdx, PartIdx, Pos, PosRange, Visibility,
-    VisibleGroup, Window,
+    Causality, CellIdx, CellRun, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup,
+    Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+    memory::{BatchVisibility, PartInputs, StateGroup},
 };
 use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_graph::weights::{MemoryWeights, Weight, WeightSource};
 use kv_graph::{
     Activation, AttendSpec, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId,
 };
+use kv_rows::{KvType, KvTypes, RowLayout};
 
 /// A layout of `n_layers` equal layers with `n_cells` cells of `heads × (k_dim, v_dim)`.
 pub(super) fn layout(

@@ -6,17 +6,15 @@ use super::scene::{memory_weights, runs, text};
 use super::{Attend, OneOp, Random, Scene, StoreRows, Subject, assert_close};
 use kv_backend::state::{Fingerprint, SavedState, StateToSave, save};
 use kv_backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
-use kv_core::cells::Cell;
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::RowCopy;
-use kv_core::memory::{CellRecord, PartSnapshot, Restoration, RowWrite, Snapshot};
-use kv_core::memory_plan::MemoryPlan;
 use kv_core::{
-    CellIdx, KvType, LayerIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, Visibility, VisibleGroup,
-    Window,
+    CellIdx, LayerIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, Visibility, VisibleGroup, Window,
+    cells::Cell,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+    memory::{CellRecord, PartSnapshot, Restoration, RowCopy, RowWrite, Snapshot},
 };
 use kv_graph::weights::MemoryWeights;
 use kv_graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input};
+use kv_rows::{KvType, MemoryPlan, RowLayout};
 
 /// A latent of 40 values with 8 more for positions, read by four heads.
 const LATENT: AttendSpec = AttendSpec {

@@ -10,11 +10,13 @@ use serde::Deserialize;
 use super::rows::{dump, fill};
 use super::{Subject, assert_close};
 use kv_backend::{Backend, BackendError, RowKind, RowSpan};
-use kv_core::kv_types::{KvRotation, KvTypes, LayerKvTypes};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout, RowShape};
-use kv_core::memory::RowShift;
-use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, PosDelta, Window};
+use kv_core::{
+    CellIdx, LayerIdx, PartIdx, PosDelta, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+    memory::RowShift,
+};
 use kv_graph::rope::{LayerRope, RopeScaling, RopeSpec, RopeStyle, Rotation, YarnRamp};
+use kv_rows::{KvRotation, KvType, KvTypes, LayerKvTypes, RowLayout, RowShape};
 
 const CASES: &str = include_str!("../../../tests/fixtures/kv-core/rope_shift.json");
 const TENSORS: &[u8] = include_bytes!("../../../tests/fixtures/kv-core/rope_shift.safetensors");

@@ -5,9 +5,12 @@ use super::evaluate::{Memory, evaluate};
 use super::scene::{memory_weights, text};
 use super::{Random, Scene, Subject, assert_close};
 use kv_backend::{Backend, BackendError};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::{KvType, LayerIdx, PartIdx, Window};
+use kv_core::{
+    LayerIdx, PartIdx, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+};
 use kv_graph::{AttendSpec, Graph, GraphBuilder, GraphShape, IndexSpec, Input};
+use kv_rows::{KvType, RowLayout};
 
 /// Latents that six heads share.
 const SPEC: AttendSpec = AttendSpec {

@@ -5,8 +5,11 @@ use super::evaluate::Memory;
 use super::recurrent::{LAYER, Layer, RecurrentPair};
 use super::{Subject, custom, delta_rule, recurrent, scan_heads};
 use kv_backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
-use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
-use kv_core::{CellIdx, KvType, StateType};
+use kv_core::{
+    CellIdx,
+    layers::{LayerMap, LayerMemory, RecurrentMemory},
+};
+use kv_rows::{KvType, RowLayout, StateType};
 
 /// A check of one recurrent layer with states of one type.
 type Check<B, L> = fn(&Subject<B>, L, StateType);

@@ -4,11 +4,14 @@
 
 use kv_backend::GraphInputs;
 use kv_contract::evaluate::{Memory, evaluate};
-use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
-use kv_core::memory::{StateGroup, StateStore};
-use kv_core::{CellIdx, KvType, LayerIdx};
+use kv_core::{
+    CellIdx, LayerIdx,
+    layers::{LayerMap, LayerMemory, RecurrentMemory},
+    memory::{StateGroup, StateStore},
+};
 use kv_graph::weights::MemoryWeights;
 use kv_graph::{ConvSpec, Graph, GraphBuilder, GraphShape, HeadScanSpec, Input, NodeId, ScanSpec};
+use kv_rows::{KvType, RowLayout};
 
 const LAYER: LayerIdx = LayerIdx(0);
 

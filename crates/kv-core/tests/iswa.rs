@@ -5,17 +5,17 @@
 
 mod hybrids;
 
-use kv_core::batch::{Batch, BatchRules, SplitPolicy, validate};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::{
-    Composite, Division, Edit, Memory, MemoryConfig, MemoryConfigError, MemoryInputs, Recurrent,
-    RecurrentConfig, Refusal, RestoreInto, RowsWritten, Seqs, Streams, SwaSize, Unified,
-    UnifiedConfig, WindowForgotten, invariants,
-};
-use kv_core::memory::{RowCopy, RowShift};
 use kv_core::{
-    Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, TokenId, Window,
+    Causality, CellIdx, LayerIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, TokenId, Window,
+    batch::{Batch, BatchRules, SplitPolicy, validate},
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+    memory::{
+        Composite, Division, Edit, Memory, MemoryConfig, MemoryConfigError, MemoryInputs,
+        Recurrent, RecurrentConfig, Refusal, RestoreInto, RowCopy, RowShift, RowsWritten, Seqs,
+        Streams, SwaSize, Unified, UnifiedConfig, WindowForgotten, invariants,
+    },
 };
+use kv_rows::{KvType, RowLayout};
 
 use crate::support::{N_SEQS, next_tokens, part};
 

@@ -2,7 +2,6 @@
 //! `heap_bytes` is apart, as it counts what its process allocates.
 
 mod any;
-mod block_golden;
 mod exhaust;
 mod faults;
 mod grid;

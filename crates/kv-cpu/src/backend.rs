@@ -8,11 +8,10 @@ use kv_backend::{
     RowKind, RowSpan, RowStorage, check_state_types,
 };
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::layers::RowLayout;
-use kv_core::memory::RowCopy;
-use kv_core::{KvType, LayerIdx, StateType};
+use kv_core::{LayerIdx, memory::RowCopy};
 use kv_graph::Graph;
 use kv_graph::weights::WeightSource;
+use kv_rows::{KvType, RowLayout, StateType};
 
 use crate::expert_store::ExpertMemory;
 use crate::isa::Isa;

@@ -5,7 +5,7 @@
 //! the other tokens or on how rows are divided. Takes stored weights only. Knows nothing of
 //! threads.
 
-use kv_core::block::{BlockFormat, dequantize};
+use kv_block::{BlockFormat, dequantize};
 
 use crate::kernels::{Kernels, WeightLayout, WeightRows};
 use crate::output::OutputColumns;

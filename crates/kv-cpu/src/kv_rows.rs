@@ -6,9 +6,7 @@
 //! build on these types.
 
 use half::f16;
-use kv_core::KvType;
-use kv_core::hadamard::HeadRotation;
-use kv_core::layers::{HeadBlocks, RowShape};
+use kv_rows::{HeadBlocks, HeadRotation, KvType, RowShape};
 
 /// K or V rows of one layer, `[cells, heads, dim]` in the layer's KV type.
 #[derive(Clone, Copy, Debug)]

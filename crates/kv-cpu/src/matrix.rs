@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use kv_backend::{BackendError, expect_len};
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::Weight;
 
 use crate::activations::{ActivationKind, Activations, ScaleSpan};
@@ -197,7 +197,7 @@ impl Matrix {
                 reason,
             });
         };
-        kv_core::block::dequantize(self.weight.format(), bytes, out);
+        kv_block::dequantize(self.weight.format(), bytes, out);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use kv_backend::{BackendError, Profile, Profiler, StepKind};
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::layers::RowLayout;
+use kv_rows::RowLayout;
 
 use crate::execute::{Angles, Run};
 use crate::kernels::Kernels;

@@ -6,7 +6,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kv_backend::BackendError;
-use kv_core::layers::RowLayout;
+use kv_rows::RowLayout;
 
 use crate::activations::RowBuffer;
 use crate::attend::{Scratch, Workspace};

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 use kv_backend::{BackendError, RowKind, RowSpan};
-use kv_core::layers::{RowLayout, RowShape};
-use kv_core::{KvType, LayerIdx, StateType};
+use kv_core::LayerIdx;
+use kv_rows::{KvType, RowLayout, RowShape, StateType};
 
 use crate::kv_rows::{KvRows, KvRowsMut};
 

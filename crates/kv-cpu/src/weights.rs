@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use kv_backend::{BackendError, CustomOps, ExpertMeter, OnProgress};
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, NodeId, Op};
 

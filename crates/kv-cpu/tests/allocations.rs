@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kv_backend::GraphOutputs;
 use kv_backend::{Backend, Profile};
 use kv_contract::{Scene, Token, tiny_layout, tiny_llama, tiny_weights};
-use kv_core::layers::RowLayout;
-use kv_core::{KvType, Window};
+use kv_core::Window;
 use kv_cpu::{CpuBackend, CpuConfig};
 use kv_graph::{Graph, GraphShape};
+use kv_rows::{KvType, RowLayout};
 
 struct CountingHeap;
 

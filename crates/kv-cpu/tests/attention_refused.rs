@@ -4,10 +4,13 @@
 
 use kv_backend::{Backend, BackendError};
 use kv_contract::tiny_weights;
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::{KvType, LayerIdx, PartIdx, Window};
+use kv_core::{
+    LayerIdx, PartIdx, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+};
 use kv_cpu::{CpuBackend, CpuConfig};
 use kv_graph::{AttendSpec, GraphBuilder, GraphShape, IndexSpec, Input, NodeId};
+use kv_rows::{KvType, RowLayout};
 
 const N: usize = 2;
 const N_CELLS: usize = 16;

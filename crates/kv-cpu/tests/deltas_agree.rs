@@ -6,11 +6,11 @@
 use std::ops::Range;
 
 use kv_contract::Random;
-use kv_core::StateType;
 use kv_cpu::isa::Isa;
 use kv_cpu::kernels::{
     DELTA_WIDTH, DeltaDecay, DeltaScratch, DeltaTile, F32x32, Kernels, SCAN_WIDTH,
 };
+use kv_rows::StateType;
 
 fn scalar() -> &'static Kernels {
     Kernels::for_isa(Isa::Scalar).unwrap()

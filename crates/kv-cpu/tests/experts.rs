@@ -10,9 +10,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use kv_backend::{Backend, BackendError, CancelFlag, ExpertMeter, GraphInputs, GraphOutputs};
+use kv_block::BlockFormat;
 use kv_contract::Random;
-use kv_core::block::BlockFormat;
-use kv_core::layers::RowLayout;
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
 use kv_cpu::{
@@ -20,6 +19,7 @@ use kv_cpu::{
 };
 use kv_graph::weights::{ByteOwner, MemoryWeights, SharedBytes, Weight};
 use kv_graph::{Affine, Graph, GraphBuilder, GraphShape, Input, RouteGate, RouteSpec, RouteSum};
+use kv_rows::RowLayout;
 
 use crate::repacked::weight;
 

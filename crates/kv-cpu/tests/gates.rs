@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use kv_backend::Backend;
 use kv_backend::{GraphInputs, GraphOutputs};
+use kv_block::BlockFormat;
 use kv_contract::{Random, in_blocks, tiny_weights};
-use kv_core::block::BlockFormat;
-use kv_core::layers::RowLayout;
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
 use kv_graph::weights::{MemoryWeights, Weight, WeightSource};
 use kv_graph::{Activation, Affine, Graph, GraphBuilder, GraphShape, Input};
+use kv_rows::RowLayout;
 
 /// Columns of the rows that are multiplied.
 const COLUMNS: usize = 256;

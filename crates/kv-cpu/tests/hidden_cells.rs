@@ -5,9 +5,10 @@
 
 use kv_backend::Backend;
 use kv_contract::{Attend, OneOp, StoreRows};
-use kv_core::{CellIdx, CellRun, KvType, LayerIdx, PosRange, Visibility, VisibleGroup};
+use kv_core::{CellIdx, CellRun, LayerIdx, PosRange, Visibility, VisibleGroup};
 use kv_cpu::isa::Isa;
 use kv_graph::AttendSpec;
+use kv_rows::KvType;
 
 use crate::support::{backend, layout, run};
 

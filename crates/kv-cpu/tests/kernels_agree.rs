@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
 use half::f16;
+use kv_block::{BlockFormat, dequantize, quantize};
 use kv_contract::set_scales;
-use kv_core::block::{BlockFormat, dequantize, quantize};
 use kv_cpu::activations::{ActivationKind, Activations, Int8Buffer, RowBuffer, ScaleSpan};
 use kv_cpu::isa::Isa;
 use kv_cpu::kernels::Kernels;

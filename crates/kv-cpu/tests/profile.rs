@@ -8,10 +8,10 @@ use std::time::Instant;
 use kv_backend::{Backend, Profile, StepKind, StepTime};
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_contract::{Scene, Token, tiny_layout, tiny_llama, tiny_weights};
-use kv_core::layers::RowLayout;
-use kv_core::{KvType, Window};
+use kv_core::Window;
 use kv_cpu::{CpuBackend, CpuConfig};
 use kv_graph::{GraphBuilder, GraphShape, Input};
+use kv_rows::{KvType, RowLayout};
 
 /// The logits of some tokens of the tiny model, with the steps added to a profile, where there is
 /// one.

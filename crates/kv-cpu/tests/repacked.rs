@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex};
 use half::{bf16, f16};
 use kv_backend::{Backend, LoadProgress, OnProgress};
 use kv_backend::{GraphInputs, GraphOutputs};
+use kv_block::BlockFormat;
 use kv_contract::Random;
-use kv_core::block::BlockFormat;
-use kv_core::layers::RowLayout;
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
 use kv_graph::weights::{MemoryWeights, Weight};
 use kv_graph::{Affine, Graph, GraphBuilder, GraphShape, Input, RouteGate, RouteSpec, RouteSum};
+use kv_rows::RowLayout;
 
 /// Random blocks; clear bits bound their scales. Floats have eight significant bits, and some are
 /// zero: only those can be packed.

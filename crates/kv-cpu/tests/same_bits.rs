@@ -8,14 +8,15 @@ use std::sync::Arc;
 
 use kv_backend::Backend;
 use kv_backend::GraphOutputs;
+use kv_block::BlockFormat;
 use kv_contract::{Scene, Token, in_blocks, tiny_layout, tiny_llama, tiny_weights};
-use kv_core::block::BlockFormat;
-use kv_core::{KvType, Window};
+use kv_core::Window;
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
 use kv_graph::GraphShape;
 use kv_graph::weights::WeightSource;
+use kv_rows::KvType;
 
 const N_CELLS: usize = 256;
 const VOCAB: usize = 96;

@@ -4,9 +4,9 @@
 #![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
 use kv_contract::Random;
-use kv_core::StateType;
 use kv_cpu::isa::Isa;
 use kv_cpu::kernels::{Decay, F32x16, Kernels, SCAN_WIDTH, ScanTile};
+use kv_rows::StateType;
 
 /// Lengths with every kind of remainder.
 const LENGTHS: [usize; 9] = [0, 1, 7, 8, 9, 31, 33, 64, 257];

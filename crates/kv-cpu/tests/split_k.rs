@@ -5,10 +5,11 @@
 
 use kv_backend::{Backend, RowStorage};
 use kv_contract::{Attend, OneOp, StoreRows};
-use kv_core::{CellIdx, CellRun, KvType, LayerIdx, Pos, PosRange, Visibility, VisibleGroup};
+use kv_core::{CellIdx, CellRun, LayerIdx, Pos, PosRange, Visibility, VisibleGroup};
 use kv_cpu::CpuBackend;
 use kv_cpu::isa::Isa;
 use kv_graph::AttendSpec;
+use kv_rows::KvType;
 
 use crate::support::{backend, layout, run};
 

@@ -4,11 +4,14 @@
 
 use std::num::NonZeroUsize;
 
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::{CellIdx, CellRun, KvType, Pos, Window};
+use kv_core::{
+    CellIdx, CellRun, Pos, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+};
 use kv_cpu::isa::Isa;
 use kv_cpu::{CpuBackend, CpuConfig};
 use kv_graph::AttendSpec;
+use kv_rows::{KvType, RowLayout};
 
 pub(crate) fn backend(isa: Isa, n_threads: usize) -> CpuBackend {
     let config = CpuConfig {

@@ -6,10 +6,10 @@ mod any_gpu;
 mod bandwidth;
 
 use bandwidth::{Matrices, Rate, Sequences, attention, copies, gemv};
-use kv_core::KvType;
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_cuda::CudaDevice as Gpu;
 use kv_gpu::{GpuBackend, GpuConfig};
+use kv_rows::KvType;
 
 /// The share of a copy's bandwidth that GEMV must reach.
 const GEMV_SHARE: f64 = 0.7;

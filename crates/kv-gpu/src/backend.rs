@@ -6,12 +6,11 @@ use kv_backend::{
     Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowSpan, check_rows,
 };
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::layers::RowLayout;
 use kv_core::memory::{RowCopy, RowShift};
-use kv_core::{KvType, StateType};
 use kv_graph::Graph;
 use kv_graph::rope::LayerRope;
 use kv_graph::weights::WeightSource;
+use kv_rows::{KvType, RowLayout, StateType};
 
 use crate::config::GpuConfig;
 use crate::device::Device;

@@ -6,10 +6,12 @@ use std::collections::HashMap;
 
 use bytemuck::{Pod, Zeroable};
 use kv_backend::{BackendError, RowKind, RowSpan, RowStorage};
-use kv_core::layers::LayerRows;
-use kv_core::memory::{RowCopy, RowShift};
-use kv_core::{CellIdx, PartIdx};
+use kv_core::{
+    CellIdx, PartIdx,
+    memory::{RowCopy, RowShift},
+};
 use kv_graph::rope::{LayerRope, RopeStyle, Rotation};
+use kv_rows::LayerRows;
 
 use crate::device::{Argument, Device, Region};
 use crate::kernels::word;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kv_backend::{BackendError, CustomOps, DeviceMemory, OnProgress, check_rows, check_weights};
-use kv_core::layers::RowLayout;
 use kv_graph::Graph;
 use kv_graph::weights::WeightSource;
+use kv_rows::RowLayout;
 
 use crate::config::GpuConfig;
 use crate::device::{Argument, Device, Region};

@@ -7,7 +7,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use kv_backend::BackendError;
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 use crate::kernels::word;
 

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kv_backend::{BackendError, RowStorage, check_inputs};
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::layers::RowLayout;
 use kv_graph::{Graph, Node};
+use kv_rows::RowLayout;
 
 use crate::arena::{Arena, RunMemory};
 use crate::custom::HostStep;

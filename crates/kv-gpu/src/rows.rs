@@ -1,13 +1,13 @@
 //! [`GpuRows`]: K and V rows and recurrent states in buffers of a device.
 //!
-//! Invariant: a buffer holds the bytes that [`RowShape`](kv_core::layers::RowShape) defines, row
+//! Invariant: a buffer holds the bytes that [`RowShape`](kv_rows::RowShape) defines, row
 //! after row. Knows nothing of graphs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kv_backend::{BackendError, RowKind, RowSpan, RowStorage, expect_len};
 use kv_core::LayerIdx;
-use kv_core::layers::RowLayout;
+use kv_rows::RowLayout;
 
 use crate::device::{Device, Region};
 

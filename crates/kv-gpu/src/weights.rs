@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use kv_backend::{BackendError, CustomOps, LoadProgress, OnProgress};
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::{Weight, WeightError, WeightSource};
 
 use crate::custom::HostOps;

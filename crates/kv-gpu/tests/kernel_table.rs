@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kv_core::block::{BlockFormat, quantize};
+use kv_block::{BlockFormat, quantize};
 use kv_gpu::sim::{Dialect, Sim};
 use kv_gpu::{KernelSource, has_kernels, kernel_infos, metal_source, opencl_source};
 

@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 /// An owner of bytes that are shared: a memory map, a vector.
 pub trait ByteOwner: Send + Sync {
@@ -350,9 +350,9 @@ impl Weight {
         let mut values = vec![0.0; self.n_rows() * self.n_columns()];
         let mut copy = vec![0; self.bytes.len().min(MAX_COPIED_BYTES)];
         if copy.len() == self.bytes.len() && self.bytes.copy(0, &mut copy) {
-            kv_core::block::dequantize(self.format, &copy, &mut values);
+            kv_block::dequantize(self.format, &copy, &mut values);
         } else {
-            kv_core::block::dequantize(self.format, &self.bytes, &mut values);
+            kv_block::dequantize(self.format, &self.bytes, &mut values);
         }
         values
     }

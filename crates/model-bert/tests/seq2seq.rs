@@ -13,11 +13,14 @@ use cellar_engine::{CompletionOptions, Engine, EngineConfig, EngineError, SaveOp
 use kv_backend::state::SavedState;
 use kv_backend::{Backend, RowKind, RowSpan};
 use kv_candle::CandleBackend;
-use kv_core::batch::{Batch, BatchError, TokensOf};
-use kv_core::memory::{Memory, Refusal, RestoreInto, Seqs, Streams};
-use kv_core::{KvType, LayerIdx, PosRange, SeqId, TokenId, Window};
+use kv_core::{
+    LayerIdx, PosRange, SeqId, TokenId, Window,
+    batch::{Batch, BatchError, TokensOf},
+    memory::{Memory, Refusal, RestoreInto, Seqs, Streams},
+};
 use kv_graph::weights::{MemoryWeights, WeightSource};
 use kv_graph::{Graph, GraphShape, Op};
+use kv_rows::KvType;
 use model_core::architecture::Model;
 use model_core::directory::HfDirectory;
 use model_core::hf::{HfConfig, HfTranslation, ModelFileError};

@@ -6,8 +6,8 @@
 use crate::common::registry;
 use crate::common::subject::{RequestedRows, Subject, assert_close};
 use kv_backend::Backend;
+use kv_block::BlockFormat;
 use kv_candle::CandleBackend;
-use kv_core::block::BlockFormat;
 use kv_core::layers::LayerMemory;
 use kv_graph::weights::{MemoryWeights, Weight, WeightSource};
 use kv_graph::{Graph, GraphShape};

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use crate::common::{BERT, MODERN, copy, data, edit_json, registry};
 use cellar_tasks::{Embedder, EmbedderConfig};
+use kv_block::BlockFormat;
 use kv_candle::CandleBackend;
-use kv_core::block::BlockFormat;
 use kv_graph::weights::{MemoryWeights, Weight, WeightSource};
 use model_core::directory::HfDirectory;
 use model_core::gguf::Metadata;

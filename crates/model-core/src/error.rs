@@ -7,7 +7,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::GraphError;
 use kv_graph::weights::{SourceChanged, WeightError, WeightInfo};
 

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kv_core::block::{BlockFormat, quantize};
+use kv_block::{BlockFormat, quantize};
 use kv_graph::weights::{SharedBytes, Weight, WeightError, WeightSource};
 use model_core::error::ModelFileError;
 use model_core::file_start::FileStart;

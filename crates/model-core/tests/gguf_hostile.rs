@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::{Weight, WeightSource};
 use model_core::error::ModelFileError;
 use model_core::gguf::{Array, GgufError, GgufFile, GgufWriter, Value};

@@ -6,8 +6,11 @@
 
 use crate::common::{STORIES, case};
 use kv_backend::Backend;
-use kv_core::memory::{Composite, Streams, SwaSize, Unified};
-use kv_core::{KvType, Window};
+use kv_core::{
+    Window,
+    memory::{Composite, Streams, SwaSize, Unified},
+};
+use kv_rows::KvType;
 use model_core::architecture::{Model, ModelError};
 use model_core::gguf::Metadata;
 use model_tests::checks::{ONE, TOLERANCE};

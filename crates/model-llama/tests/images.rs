@@ -4,7 +4,8 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use crate::common::IMAGE_CASES;
-use kv_core::{KvType, SeqId};
+use kv_core::SeqId;
+use kv_rows::KvType;
 use model_core::gguf::{Array, Metadata};
 use model_tests::checks::{MANY, ONE};
 use model_tests::images::{self, ImagePrompt};

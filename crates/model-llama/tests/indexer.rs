@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use crate::common::CASES;
-use kv_core::KvType;
 use kv_core::layers::LayerMemory;
 use kv_graph::Op;
+use kv_rows::KvType;
 use model_core::architecture::Model;
 use model_core::gguf::{Array, Metadata};
 use model_tests::checks::ONE;

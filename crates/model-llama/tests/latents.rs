@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use crate::common::CASES;
-use kv_core::KvType;
 use kv_core::layers::LayerMemory;
 use kv_graph::Op;
+use kv_rows::KvType;
 use model_core::gguf::Metadata;
 use model_tests::checks::{ONE, TOLERANCE};
 use model_tests::{Case, Runner, Setup, candle, cpu, refusal, remove_key};

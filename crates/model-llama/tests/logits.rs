@@ -2,7 +2,7 @@
 //! both backends, whichever way the tokens come in.
 
 use crate::common::CASES;
-use kv_core::KvType;
+use kv_rows::KvType;
 use model_core::gguf::Metadata;
 use model_tests::checks::{ONE, TOLERANCE};
 use model_tests::{Case, Runner, Setup, Source, candle, checks, cpu, distance, remove_key};

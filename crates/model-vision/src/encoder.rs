@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use kv_backend::{Backend, CancelFlag, OnProgress};
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::batch::{Batch, BatchRules, PositionRule, SplitPolicy, UBatch, validate_with};
-use kv_core::layers::RowLayout;
-use kv_core::memory::BatchVisibility;
-use kv_core::memory::batch_visibility;
-use kv_core::{GridPos, Pos};
+use kv_core::{
+    GridPos, Pos,
+    batch::{Batch, BatchRules, PositionRule, SplitPolicy, UBatch, validate_with},
+    memory::{BatchVisibility, batch_visibility},
+};
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphShape};
+use kv_rows::RowLayout;
 use model_core::architecture::ModelError;
 use model_core::picture::{
     PartialPicture, Picture, PictureEncoder, PictureError, PictureRow, Tile,

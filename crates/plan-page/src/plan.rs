@@ -3,7 +3,7 @@
 
 use cellar_engine::{ConfigError, EngineConfig, HEAD_SNAPSHOTS, MemoryBudget, MemoryReport};
 use kv_core::memory::{MAX_N_CTX, Streams};
-use kv_core::{KvType, KvTypes, StateType};
+use kv_rows::{KvType, KvTypes, StateType};
 use model_core::architecture::Model;
 use serde::{Deserialize, Serialize};
 

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kv_backend::{Backend, BackendError, GraphInputs, GraphOutputs};
-use kv_core::layers::RowLayout;
 use kv_graph::{Graph, MatMulInput, NodeId, Op, slots};
+use kv_rows::RowLayout;
 use model_core::imatrix::Importance;
 
 /// Of which weight matrices the inputs are recorded.

@@ -7,9 +7,12 @@
 use std::sync::Arc;
 
 use kv_backend::Backend;
-use kv_core::batch::Batch;
-use kv_core::layers::{LayerMap, LayerMemory};
-use kv_core::{Causality, KvType, SeqId, TokenId};
+use kv_core::{
+    Causality, SeqId, TokenId,
+    batch::Batch,
+    layers::{LayerMap, LayerMemory},
+};
+use kv_rows::KvType;
 use model_core::architecture::Model;
 use model_core::model_file::OpenModel;
 use model_core::sentence::Pooling;

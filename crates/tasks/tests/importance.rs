@@ -12,11 +12,10 @@ use kv_backend::{Backend, BackendError, OnProgress};
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_candle::CandleBackend;
 use kv_contract::evaluate::{self, evaluate};
-use kv_core::batch::Batch;
-use kv_core::layers::RowLayout;
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::{SeqId, TokenId, batch::Batch};
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphShape, NodeId, Op};
+use kv_rows::{KvType, RowLayout};
 use model_core::architecture::Registry;
 use model_tests::{Recipe, candle, cpu};
 

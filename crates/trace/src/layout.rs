@@ -6,10 +6,12 @@
 use std::num::NonZeroU32;
 
 use cellar_scheduler::{EvictionPolicy, Micros, PrefixCaching, RowBytes, SchedulerConfig};
-use kv_core::batch::BatchRules;
-use kv_core::layers::LayerMap;
-use kv_core::memory::{BYTES_PER_CELL, Composite, MemoryConfig, MemoryConfigError, Snapshot};
-use kv_core::memory_plan::largest_n_ctx;
+use kv_core::{
+    batch::BatchRules,
+    layers::LayerMap,
+    memory::{BYTES_PER_CELL, Composite, MemoryConfig, MemoryConfigError, Snapshot},
+};
+use kv_rows::largest_n_ctx;
 use serde::{Deserialize, Serialize};
 
 use crate::record::MAX_HASH;

@@ -6,9 +6,9 @@
 use kv_backend::checks::{part_inputs, part_of};
 use kv_backend::null::HostRows;
 use kv_backend::{BackendError, RowKind, RowStorage};
-use kv_core::layers::{RowShape, ValueRows};
 use kv_core::{CellIdx, LayerIdx};
 use kv_graph::{AttendSpec, Node};
+use kv_rows::{RowShape, ValueRows};
 
 use crate::compute::{Run, dot, one_row};
 

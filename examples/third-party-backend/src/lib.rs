@@ -17,10 +17,9 @@ use kv_backend::{
     check_weights, expect_len,
 };
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::layers::RowLayout;
-use kv_core::{KvType, StateType};
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, Node};
+use kv_rows::{KvType, RowLayout, StateType};
 
 /// Name in [`BackendInfo`] and errors.
 const NAME: &str = "loops";

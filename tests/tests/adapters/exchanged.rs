@@ -7,14 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cellar_engine::{Engine, EngineConfig, EngineError, SaveOptions};
 use kv_backend::state::SavedState;
 use kv_backend::{Backend, BackendError};
-use kv_core::batch::Batch;
-use kv_core::layers::RowLayout;
-use kv_core::memory::{RestoreInto, Seqs};
-use kv_core::{SeqId, TokenId};
+use kv_core::{
+    SeqId, TokenId,
+    batch::Batch,
+    memory::{RestoreInto, Seqs},
+};
 use kv_cpu::CpuBackend;
 use kv_gpu::sim::{Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 use kv_graph::Graph;
+use kv_rows::RowLayout;
 use model_core::adapters::{AdapterOptions, AdapterSpec, Adapters, ControlVector, LayerRange};
 use model_core::model_file::OpenModel;
 use model_tests::{candle, cpu};

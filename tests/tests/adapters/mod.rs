@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use cellar_engine::{Engine, EngineConfig};
 use kv_backend::Backend;
-use kv_core::batch::Batch;
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::{SeqId, TokenId, batch::Batch};
+use kv_rows::KvType;
 use model_core::adapters::{AdapterOptions, AdapterSpec, Adapters};
 use model_core::architecture::Registry;
 use model_core::gguf::GgufWriter;

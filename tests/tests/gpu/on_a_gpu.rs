@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use kv_core::KvType;
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
+use kv_rows::KvType;
 use model_tests::gpu::{distance_from_cpu, distance_from_reference};
 use model_tests::{Case, Recipe, fixture};
 

@@ -6,10 +6,13 @@ use std::time::{Duration, Instant};
 use cellar_engine::{Engine, EngineConfig, EngineError};
 use kv_backend::Backend;
 use kv_contract::Random;
-use kv_core::batch::Batch;
-use kv_core::memory::{Edit, Memory, Seqs, Streams};
-use kv_core::{KvType, Pos, PosRange, SeqId, TokenId};
+use kv_core::{
+    Pos, PosRange, SeqId, TokenId,
+    batch::Batch,
+    memory::{Edit, Memory, Seqs, Streams},
+};
 use kv_cpu::CpuBackend;
+use kv_rows::KvType;
 use model_tests::{Case, cpu, distance};
 
 use super::states::{restore, save};

@@ -2,8 +2,11 @@
 
 use cellar_engine::{Engine, EngineConfig};
 use kv_backend::Backend;
-use kv_core::batch::{Batch, TokensOf};
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::{
+    SeqId, TokenId,
+    batch::{Batch, TokensOf},
+};
+use kv_rows::KvType;
 use model_tests::{Recipe, distance, fixture};
 
 use super::encoders::registry;

@@ -3,9 +3,12 @@
 use cellar_engine::{Engine, EngineConfig, SaveOptions};
 use kv_backend::Backend;
 use kv_backend::state::SavedState;
-use kv_core::batch::Batch;
-use kv_core::memory::{RestoreInto, Seqs};
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::{
+    SeqId, TokenId,
+    batch::Batch,
+    memory::{RestoreInto, Seqs},
+};
+use kv_rows::KvType;
 use model_tests::{Case, cpu, distance};
 
 use super::OpenedModel;

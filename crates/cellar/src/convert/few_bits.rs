@@ -5,7 +5,7 @@
 //! matrices are larger than others; in the smallest of three bits, attention Q and K are smaller.
 //! Knows no names of tensors.
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 use super::file_type::{IqMix, LowMix};
 use super::mix::{Columns, ModelTraits, needs_more_bits};

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 /// A type of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kv_core::block::{BlockFormat, QuantizeError, WEIGHTED_FORMATS, quantize_weighted};
+use kv_block::{BlockFormat, QuantizeError, WEIGHTED_FORMATS, quantize_weighted};
 use kv_graph::weights::Weight;
 use model_core::error::ModelFileError;
 use model_core::gguf::Metadata;

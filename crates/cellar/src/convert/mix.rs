@@ -15,7 +15,7 @@
 //! FFN down take Q4_K. In files of `tq1_0`, `tq2_0` and `q2_0` embeddings take Q4_K. The IQ types
 //! are in [`super::few_bits`]. Knows nothing of values.
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use model_core::gguf::is_of_convolutions;
 
 use super::file_type::{FileType, IqMix, LowMix, Mix};

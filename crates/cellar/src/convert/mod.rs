@@ -29,7 +29,7 @@ mod pieces;
 use std::io::Write;
 use std::sync::Arc;
 
-use kv_core::block::{BlockFormat, QuantizeError, check_range, quantize};
+use kv_block::{BlockFormat, QuantizeError, check_range, quantize};
 use kv_graph::weights::{Weight, WeightInfo, WeightSource};
 use model_core::gguf::{GgufWriter, Metadata, PendingWeight};
 use model_core::model_file::OpenModel;

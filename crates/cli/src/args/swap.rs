@@ -7,7 +7,7 @@ use cellar_engine::serve::SwapDisk;
 use cellar_prefix_store::{
     DirectoryConfig, DirectoryStore, StoreError, StoreKey, Tier, TierConfig,
 };
-use kv_core::KvType;
+use kv_rows::KvType;
 
 use super::byte_size::ByteSize;
 

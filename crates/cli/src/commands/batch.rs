@@ -19,7 +19,7 @@ use cellar_engine::serve::{
 };
 use cellar_engine::{CancelFlag, CompletionOptions, Logprobs, PromptOutputs, Speculation, Tower};
 use kv_backend::BoxedBackend;
-use kv_core::KvType;
+use kv_rows::KvType;
 use model_core::model_file::ModelFile;
 
 use crate::args::BatchArgs;

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use cellar_engine::{EngineConfig, Speculation};
 use kv_backend::{Backend, Profile};
-use kv_core::KvType;
+use kv_rows::KvType;
 use serde::Serialize;
 
 use crate::args::BenchArgs;

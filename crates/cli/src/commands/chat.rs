@@ -16,7 +16,7 @@ use anyhow::Context;
 use cellar::{MediaKind, Model};
 use cellar_engine::serve::ServiceExtras;
 use cellar_engine::{CancelFlag, CompletionOptions, FinishReason, Pace, PromptOutputs, Speculated};
-use kv_core::KvType;
+use kv_rows::KvType;
 use model_core::model_file::ModelFile;
 
 use super::answer::AnswerPrinter;

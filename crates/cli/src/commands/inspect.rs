@@ -5,9 +5,9 @@ use std::io::Write;
 
 use cellar::architectures;
 use cellar_engine::{DEFAULT_N_CTX, EngineConfig};
-use kv_core::KvType;
 use kv_core::layers::{AttentionMemory, LayerMemory, RecurrentMemory};
 use kv_graph::weights::WeightSource;
+use kv_rows::KvType;
 use model_core::architecture::Model;
 use model_core::gguf::{GgufFile, Metadata, Value};
 use model_core::model_file::tokenizer_spec;

@@ -7,8 +7,8 @@ use std::io::Write;
 
 use cellar_engine::{Engine, EngineConfig, Logits, PromptOutputs};
 use kv_backend::{Backend, BoxedBackend};
-use kv_core::batch::Batch;
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::{SeqId, TokenId, batch::Batch};
+use kv_rows::KvType;
 use model_core::architecture::Model;
 use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialText};
 use serde::Serialize;

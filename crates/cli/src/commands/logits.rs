@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::Context;
 use cellar_engine::{Engine, EngineConfig, PromptOutputs};
 use kv_backend::BoxedBackend;
-use kv_core::batch::Batch;
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::{SeqId, TokenId, batch::Batch};
+use kv_rows::KvType;
 use model_core::architecture::Model;
 use safetensors::tensor::{Dtype, TensorView};
 

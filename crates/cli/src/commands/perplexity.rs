@@ -9,8 +9,8 @@ use std::io::Write;
 
 use cellar_engine::{Engine, EngineConfig, PromptOutputs};
 use kv_backend::BoxedBackend;
-use kv_core::batch::Batch;
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::{SeqId, TokenId, batch::Batch};
+use kv_rows::KvType;
 use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialText};
 use serde::Serialize;
 

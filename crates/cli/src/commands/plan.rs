@@ -15,9 +15,8 @@ use cellar::{
     ModelWork, architectures, fewest_host_experts, plan_memory, weight_shapes,
 };
 use cellar_engine::{EngineConfig, MemoryBudget, MemoryReport, PromptOutputs, Speculation};
-use kv_core::KvType;
-use kv_core::memory_plan::largest_n_ctx;
 use kv_graph::weights::WeightSource;
+use kv_rows::{KvType, largest_n_ctx};
 use model_core::architecture::Model;
 use model_core::model_file::{OpenModel, tokenizer_spec};
 use model_core::tokenizer::Tokenizer;
@@ -349,9 +348,11 @@ mod tests {
 
     use cellar::{Repack, open_backend};
     use kv_backend::{Backend, BoxedBackend, RowKind, RowStorage};
-    use kv_core::layers::LayerMemory;
-    use kv_core::memory::{Streams, SwaSize};
-    use kv_core::memory_plan::{PlannedKind, PlannedRows};
+    use kv_core::{
+        layers::LayerMemory,
+        memory::{Streams, SwaSize},
+    };
+    use kv_rows::{PlannedKind, PlannedRows};
 
     use super::*;
 

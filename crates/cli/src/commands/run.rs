@@ -23,9 +23,8 @@ use cellar_engine::{
 };
 use kv_backend::state::SeqTokens;
 use kv_backend::{Backend, BoxedBackend};
-use kv_core::batch::Batch;
-use kv_core::memory::Memory;
-use kv_core::{KvType, TokenId};
+use kv_core::{TokenId, batch::Batch, memory::Memory};
+use kv_rows::KvType;
 use model_core::model_file::ModelFile;
 use model_core::picture::{PictureRun, PromptTokens};
 

@@ -26,7 +26,7 @@ use cellar_server::{
     ObserveRequests, ServedModel, ServerConfig,
 };
 use cellar_tasks::{Embedder, EmbedderConfig, Reranker, RerankerConfig};
-use kv_core::KvType;
+use kv_rows::KvType;
 use model_core::architecture::OutputKind;
 use model_core::model_file::{ModelFile, OpenModel};
 

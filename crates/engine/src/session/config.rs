@@ -6,7 +6,7 @@ use std::time::Duration;
 use cellar_scheduler::{
     EvictionPolicy, Micros, PrefixCaching, SchedulerConfig, SwapRows, TenantLimits,
 };
-use kv_core::KvType;
+use kv_rows::KvType;
 
 use crate::config::{ConfigError, Settings};
 use crate::context::LongContext;

@@ -8,7 +8,7 @@ use cellar_prefix_store::TierCounts;
 use cellar_scheduler::{Counters, Scheduler};
 use kv_backend::{Backend, ExpertMeter, ExpertUse};
 use kv_core::memory::{Memory, PartCapacity};
-use kv_core::memory_plan::MemoryPlan;
+use kv_rows::MemoryPlan;
 
 use super::Session;
 use super::store::SessionStore;

@@ -9,8 +9,8 @@
 use cellar_scheduler::{Event, Swap, SwappedIn};
 use kv_backend::Backend;
 use kv_backend::state::{SavedState, StateError};
-use kv_core::KvType;
 use kv_core::memory::{Memory, Refusal, RestoreInto, Seqs};
+use kv_rows::KvType;
 
 use super::Session;
 use super::swap_store::HeldState;

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use kv_backend::{Backend, BackendError, OnProgress, RowStorage};
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_candle::CandleBackend;
-use kv_core::layers::RowLayout;
 use kv_graph::weights::WeightSource;
 use kv_graph::{DType, Graph};
+use kv_rows::RowLayout;
 
 /// The node at which the `run`-th run from now fails.
 #[derive(Clone, Copy, Debug)]

@@ -9,12 +9,12 @@ use cellar_engine::serve::{ServiceConfig, ServiceError, TextRequest, TextStream}
 use cellar_engine::session::{Activity, Session};
 use cellar_engine::{Engine, EngineConfig};
 use kv_backend::{Backend, BackendError, GraphInputs, GraphOutputs, OnProgress, RowSpan};
-use kv_core::layers::RowLayout;
 use kv_core::memory::{RowCopy, RowShift};
 use kv_cpu::{CpuBackend, CpuConfig};
 use kv_graph::Graph;
 use kv_graph::rope::LayerRope;
 use kv_graph::weights::WeightSource;
+use kv_rows::RowLayout;
 
 use super::models::{Case, Generated};
 

@@ -15,11 +15,10 @@ use cellar_engine::{
     Completion, CompletionOptions, Engine, EngineConfig, FinishReason, LongContext,
 };
 use kv_backend::Backend;
-use kv_core::kv_types::{KvTypes, OldKvTypes};
-use kv_core::layers::RecentTokens;
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::{SeqId, TokenId, layers::RecentTokens};
 use kv_cpu::{CpuBackend, CpuConfig};
 use kv_graph::weights::WeightSource;
+use kv_rows::{KvType, KvTypes, OldKvTypes};
 use model_core::architecture::{Model, Registry};
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::{EncodeOptions, Tokenizer};

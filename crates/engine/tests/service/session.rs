@@ -11,7 +11,8 @@ use cellar_engine::{
     Completion, CompletionOptions, EngineConfig, EngineError, FinishReason, GroupAttention,
     Logprobs, LongContext,
 };
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::{SeqId, TokenId};
+use kv_rows::KvType;
 
 use super::models::{Case, stories, tiny};
 use crate::support;

@@ -10,8 +10,8 @@ use cellar_engine::serve::{
 use cellar_engine::{ConfigError, EngineConfig};
 use cellar_prefix_store::{GroupName, GroupStore, HostStore};
 use cellar_trace::{ReplayConfig, Trace, TraceWriter, replay};
-use kv_core::KvType;
 use kv_cpu::CpuBackend;
+use kv_rows::KvType;
 
 use crate::service::models::{Case, Generated, last_counters, preempting, stories};
 use crate::service::trace::Buffer;

@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
 use std::thread;
 
-use kv_core::layers::RowShape;
+use kv_rows::RowShape;
 
 use super::WriteRows;
 use super::rows::Converter;
@@ -113,9 +113,8 @@ fn convert_on_threads(pieces: &[Conversion<'_>], n_threads: usize) -> Vec<Vec<u8
 mod tests {
     use super::*;
     use crate::RowKind;
-    use kv_core::hadamard::HeadRotation;
     use kv_core::ids::{CellIdx, LayerIdx};
-    use kv_core::kv_type::KvType;
+    use kv_rows::{HeadRotation, KvType};
 
     fn shape(kv_type: KvType) -> RowShape {
         RowShape {

@@ -2,9 +2,11 @@
 
 use std::io;
 
-use kv_core::ids::{LayerIdx, SeqId, TokenId};
-use kv_core::kv_type::KvType;
-use kv_core::memory::{Refusal, SnapshotError};
+use kv_core::{
+    ids::{LayerIdx, SeqId, TokenId},
+    memory::{Refusal, SnapshotError},
+};
+use kv_rows::KvType;
 
 use crate::{BackendError, RowKind};
 

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use kv_core::ids::{CellIdx, LayerIdx, MAX_SEQS, SeqId};
-use kv_core::layers::RowLayout;
-use kv_core::memory::{Restoration, Snapshot};
-use kv_core::seq_set::SeqSet;
+use kv_core::{
+    ids::{CellIdx, LayerIdx, MAX_SEQS, SeqId},
+    memory::{Restoration, Snapshot},
+    seq_set::SeqSet,
+};
+use kv_rows::RowLayout;
 
 use super::convert::{self, Conversion};
 use super::error::StateError;

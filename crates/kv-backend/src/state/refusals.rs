@@ -3,11 +3,13 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
-use kv_core::ids::{LayerIdx, SeqId, TokenId};
-use kv_core::kv_type::KvType;
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory, RowLayout};
-use kv_core::memory::{Memory, Seqs, SnapshotError};
-use kv_core::window::Window;
+use kv_core::{
+    ids::{LayerIdx, SeqId, TokenId},
+    layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory},
+    memory::{Memory, Seqs, SnapshotError},
+    window::Window,
+};
+use kv_rows::{KvType, RowLayout};
 use serde_json::{Value, json};
 
 use super::frame::Tag;

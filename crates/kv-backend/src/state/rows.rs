@@ -3,10 +3,8 @@
 //! Bytes pass as they are where rows are stored in the same way; otherwise each row is decoded and
 //! encoded by its [`RowShape`], the one definition of what a row's bytes mean.
 
-use kv_core::hadamard::{HeadRotation, MAX_GROUP};
 use kv_core::ids::{LayerIdx, PartIdx};
-use kv_core::kv_type::KvType;
-use kv_core::layers::{RowLayout, RowShape};
+use kv_rows::{HeadRotation, KvType, MAX_GROUP, RowLayout, RowShape};
 use serde::{Deserialize, Serialize};
 
 use crate::RowKind;

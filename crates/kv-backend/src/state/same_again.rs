@@ -4,17 +4,15 @@
 
 use std::sync::LazyLock;
 
-use kv_core::cells::Cell;
-use kv_core::hadamard::{HeadRotation, MAX_GROUP};
-use kv_core::ids::{CellIdx, LayerIdx, PartIdx, Pos, SeqId};
-use kv_core::kv_type::KvType;
-use kv_core::kv_types::{KvRotation, KvTypes};
-use kv_core::layers::{
-    AttentionMemory, LayerMap, LayerMemory, RecurrentMemory, RowLayout, RowShape,
+use kv_core::{
+    cells::Cell,
+    ids::{CellIdx, LayerIdx, PartIdx, Pos, SeqId},
+    layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory},
+    memory::{CellRecord, PartSnapshot, Restoration, RowWrite, Snapshot},
+    seq_set::SeqSet,
+    window::Window,
 };
-use kv_core::memory::{CellRecord, PartSnapshot, Restoration, RowWrite, Snapshot};
-use kv_core::seq_set::SeqSet;
-use kv_core::window::Window;
+use kv_rows::{HeadRotation, KvRotation, KvType, KvTypes, MAX_GROUP, RowLayout, RowShape};
 
 use super::frame::{FrameWriter, Section, read};
 use super::rows::{RowEncoding, RowFormat, formats};

@@ -3,16 +3,16 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
-use kv_core::batch::{Batch, BatchRules, validate};
-use kv_core::ids::{SeqId, TokenId};
-use kv_core::kv_type::KvType;
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory, RowLayout};
-use kv_core::memory::{
-    Composite, Memory, MemoryConfig, RestoreInto, Seqs, Streams, SwaSize, invariants,
+use kv_core::{
+    batch::{Batch, BatchRules, validate},
+    ids::{SeqId, TokenId},
+    layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory},
+    memory::{Composite, Memory, MemoryConfig, RestoreInto, Seqs, Streams, SwaSize, invariants},
+    window::{Causality, PosRange, Window},
 };
-use kv_core::window::{Causality, PosRange, Window};
 use kv_graph::weights::MemoryWeights;
 use kv_graph::{GraphBuilder, GraphShape};
+use kv_rows::{KvType, RowLayout};
 use proptest::prelude::*;
 
 use super::frame::{self, FrameWriter, Tag, total};

@@ -2,12 +2,12 @@
 
 use std::io::{self, Write};
 
-use kv_core::hadamard::HeadRotation;
-use kv_core::ids::{CellIdx, SeqId};
-use kv_core::kv_type::KvType;
-use kv_core::layers::{RowLayout, RowShape, ValueRows};
-use kv_core::memory::Snapshot;
-use kv_core::seq_set::SeqSet;
+use kv_core::{
+    ids::{CellIdx, SeqId},
+    memory::Snapshot,
+    seq_set::SeqSet,
+};
+use kv_rows::{HeadRotation, KvType, RowLayout, RowShape, ValueRows};
 use serde::{Deserialize, Serialize};
 
 use super::error::StateError;

@@ -5,20 +5,18 @@ use std::collections::BTreeMap;
 
 use kv_backend::state::{Fingerprint, SavedState, SeqTokens, StateError, StateToSave, save};
 use kv_backend::{BackendError, RowKind, RowSpan};
-use kv_core::batch::{Batch, BatchRules, PositionRule, UBatch, validate_with};
-use kv_core::layers::{
-    AttentionMemory, LayerMap, LayerMemory, LayerRows, RecurrentMemory, RowLayout, RowShape,
-};
-use kv_core::memory::RowCopy;
-use kv_core::memory::{
-    Composite, Memory, MemoryConfig, MemoryInputs, RestoreInto, Seqs, Snapshot, Streams, SwaSize,
-    TargetRows, invariants,
-};
 use kv_core::{
-    Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, SeqId, StateType, TokenId, Window,
+    Causality, CellIdx, LayerIdx, PartIdx, Pos, SeqId, TokenId, Window,
+    batch::{Batch, BatchRules, PositionRule, UBatch, validate_with},
+    layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory},
+    memory::{
+        Composite, Memory, MemoryConfig, MemoryInputs, RestoreInto, RowCopy, Seqs, Snapshot,
+        Streams, SwaSize, TargetRows, invariants,
+    },
 };
 use kv_graph::weights::MemoryWeights;
 use kv_graph::{GraphBuilder, GraphShape};
+use kv_rows::{KvType, LayerRows, RowLayout, RowShape, StateType};
 
 pub(crate) const FULL: LayerMemory = attention(Window::Full);
 pub(crate) const NEAR: LayerMemory = attention(Window::Sliding(8));

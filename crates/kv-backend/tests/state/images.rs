@@ -2,12 +2,13 @@
 //! and what is done to them afterwards is done as if they had never been away.
 
 use kv_backend::state::SavedState;
-use kv_core::batch::{Batch, PositionRule};
-use kv_core::layers::{LayerMap, LayerMemory};
-use kv_core::memory::{
-    Division, Memory, MemoryConfig, MemoryInputs, PosChange, Refusal, RestoreInto, Seqs,
+use kv_core::{
+    CellIdx, GridPos, Pos, PosDelta, PosRange, SeqId, TokenId,
+    batch::{Batch, PositionRule},
+    layers::{LayerMap, LayerMemory},
+    memory::{Division, Memory, MemoryConfig, MemoryInputs, PosChange, Refusal, RestoreInto, Seqs},
 };
-use kv_core::{CellIdx, GridPos, KvType, Pos, PosDelta, PosRange, SeqId, TokenId};
+use kv_rows::KvType;
 
 use super::device::{Device, NEAR, SHAPES, config, configs};
 

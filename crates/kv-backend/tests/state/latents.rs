@@ -3,9 +3,12 @@
 
 use kv_backend::RowKind;
 use kv_backend::state::{RowEncoding, SavedState};
-use kv_core::layers::{AttentionMemory, LayerMemory};
-use kv_core::memory::{RestoreInto, Seqs};
-use kv_core::{KvType, LayerIdx, SeqId, Window};
+use kv_core::{
+    LayerIdx, SeqId, Window,
+    layers::{AttentionMemory, LayerMemory},
+    memory::{RestoreInto, Seqs},
+};
+use kv_rows::KvType;
 
 use super::device::{Device, SHAPES, config, ids};
 

@@ -1,7 +1,10 @@
 //! Ranges of a sequence: each is saved alone, and put behind what is there.
 
-use kv_core::memory::{Memory, Refusal, RestoreInto, Seqs};
-use kv_core::{KvType, Pos, PosRange, SeqId};
+use kv_core::{
+    Pos, PosRange, SeqId,
+    memory::{Memory, Refusal, RestoreInto, Seqs},
+};
+use kv_rows::KvType;
 
 use super::device::{Device, SHAPES, configs, ids};
 use super::{ALL, ONE, refusal};

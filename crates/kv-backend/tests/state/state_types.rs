@@ -2,9 +2,12 @@
 
 use kv_backend::state::{RowEncoding, SavedState, StateError};
 use kv_backend::{RowKind, RowSpan};
-use kv_core::layers::{LayerMemory, RecurrentMemory};
-use kv_core::memory::{Memory as _, RestoreInto, Seqs};
-use kv_core::{CellIdx, KvType, LayerIdx, StateType};
+use kv_core::{
+    CellIdx, LayerIdx,
+    layers::{LayerMemory, RecurrentMemory},
+    memory::{Memory as _, RestoreInto, Seqs},
+};
+use kv_rows::{KvType, StateType};
 
 use super::ONE;
 use super::device::{Device, FULL, config, ids};

@@ -331,9 +331,8 @@ impl SeenRows {
 mod tests {
     use super::*;
     use candle_core::Device;
-    use kv_core::hadamard::HeadRotation;
-    use kv_core::layers::RowShape;
-    use kv_core::{CellIdx, KvType};
+    use kv_core::CellIdx;
+    use kv_rows::{HeadRotation, KvType, RowShape};
 
     const SPEC: AttendSpec = AttendSpec {
         n_heads: 4,

@@ -1,7 +1,7 @@
 //! Storing K and V of some tokens in their cells.
 //!
 //! Invariant: only the named cells change; values are rounded as
-//! [`RowShape::encode`](kv_core::layers::RowShape::encode) rounds them. Knows nothing of which
+//! [`RowShape::encode`](kv_rows::RowShape::encode) rounds them. Knows nothing of which
 //! cells are free.
 
 use candle_core::{Result, Tensor};

@@ -5,8 +5,9 @@
 //! the row's outputs read it before. Does not know how states are laid out on
 //! devices or when one is kept.
 
-use kv_core::{LayerIdx, StateType};
+use kv_core::LayerIdx;
 use kv_graph::{ConvSpec, DecaySpec, DeltaSpec, HeadScanSpec, Node, ScanSpec};
+use kv_rows::StateType;
 
 use super::{Evaluator, Memory, StateKind, Value};
 

@@ -6,9 +6,9 @@
 
 use kv_backend::null::{HostRows, NullBackend};
 use kv_backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
-use kv_core::layers::RowLayout;
 use kv_core::{CellIdx, LayerIdx, PartIdx, Pos, Visibility};
 use kv_graph::rope::{LayerRope, RopeScaling, RopeSpec, RopeStyle, Rotation};
+use kv_rows::RowLayout;
 
 use super::PartView;
 

@@ -1,15 +1,11 @@
-//! What each layer of a model remembers, declared as data, and the storage that follows from it.
+//! What each layer of a model remembers, declared as data.
 //!
-//! [`LayerMap`] is the declaration, [`LayerRows`] and [`StateRows`] the storage of one layer,
-//! [`RowLayout`] that of all. Invariant: attention layers with the same window belong to the same
-//! part, parts are numbered in the order in which their first layer occurs. Knows nothing of cells'
-//! contents or of backends.
+//! [`LayerMap`] is the declaration. Invariant: attention layers with the same window belong to the
+//! same part, parts are numbered in the order in which their first layer occurs. Knows nothing of
+//! cells' contents, of how rows are stored (`kv-rows`) or of backends.
 
 mod ages;
 mod error;
-mod layout;
-mod row;
-mod rows;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,9 +14,6 @@ use crate::window::Window;
 
 pub use ages::{RecentRows, RecentTokens};
 pub use error::LayerError;
-pub use layout::RowLayout;
-pub use row::{HeadBlocks, RowShape};
-pub use rows::{LayerRows, StateRows, ValueRows};
 
 /// K and V of one attention layer: `kv_heads` heads of `k_dim` and `v_dim` values a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -47,10 +47,10 @@ pub struct MemoryConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RowCounts {
     /// Cells of each part over all streams, by number of the part, as
-    /// [`RowLayout::new`](crate::layers::RowLayout::new) takes them.
+    /// `RowLayout::new` of `kv-rows` takes them.
     pub cells: Vec<usize>,
     /// State rows of each recurrent layer, as
-    /// [`RowLayout::with_states`](crate::layers::RowLayout::with_states) takes them.
+    /// `RowLayout::with_states` of `kv-rows` takes them.
     pub states: usize,
 }
 
@@ -161,7 +161,7 @@ impl MemoryConfig {
     }
 
     /// Cells of each part over all streams, by number of the part: the rows that a backend needs
-    /// for it, as [`RowLayout::new`](crate::layers::RowLayout::new) takes them. Makes no memory
+    /// for it, as `RowLayout::new` of `kv-rows` takes them. Makes no memory
     /// yet.
     ///
     /// # Errors
@@ -179,7 +179,7 @@ impl MemoryConfig {
     }
 
     /// State rows of each recurrent layer: as
-    /// [`RowLayout::with_states`](crate::layers::RowLayout::with_states) takes them.
+    /// `RowLayout::with_states` of `kv-rows` takes them.
     pub fn n_state_rows(&self) -> usize {
         self.states().n_rows() as usize
     }

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use kv_core::KvType;
+use kv_rows::KvType;
 
 use super::kv_tiles::{KvPrefetcher, StoredTile};
 use super::query_i24::{BLOCK_LEN, IntegerScores};

@@ -28,8 +28,8 @@ use std::sync::{Mutex, PoisonError};
 
 use kv_backend::BackendError;
 use kv_core::Visibility;
-use kv_core::layers::LayerRows;
 use kv_graph::{AttendSpec, ResultForm};
+use kv_rows::LayerRows;
 
 use crate::kernels::Kernels;
 use crate::kv_rows::KvRows;

@@ -1,7 +1,7 @@
 //! [`Scratch`]: one thread's buffers for attention, reserved once so that runs do not allocate.
 
-use kv_core::layers::LayerRows;
 use kv_graph::AttendSpec;
+use kv_rows::LayerRows;
 
 use super::heads_per_kv;
 use super::partial::{Partial, SoftmaxState};

@@ -5,7 +5,7 @@
 //! one table a channel gets the same bits whichever channels are next to it, and wherever a run of
 //! tokens is cut. Knows nothing of sequences.
 
-use kv_core::StateType;
+use kv_rows::StateType;
 
 use super::scan::F32x16;
 

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 use super::WeightRows;
 use super::prefetch::{CacheLevel, Prefetcher, prefetch_l1, prefetch_next_tile};

@@ -42,7 +42,7 @@ pub(super) trait GemvIsa<const ROWS: usize>: TileIsa {
     unsafe fn sub(a: Self::Int, b: Self::Int) -> Self::Int;
     /// Half-precision numbers as `f32`: scales, and those of minima.
     unsafe fn f16_to_f32(bits: &[[u16; ROWS]; 2]) -> [Self::Float; 2];
-    /// As [`mxfp4_scale`](kv_core::block::mxfp4_scale), of the first exponents.
+    /// As [`mxfp4_scale`](kv_block::mxfp4_scale), of the first exponents.
     unsafe fn exp2_scales(exponents: &[[u16; ROWS]; 2]) -> Self::Float;
 }
 

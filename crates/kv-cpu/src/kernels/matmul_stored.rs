@@ -28,7 +28,7 @@ macro_rules! matmul_stored {
 
             /// The way rows of a format are unpacked to panels, eight rows at a time.
             #[target_feature(enable = $features)]
-            fn unpack_stored(format: kv_core::block::BlockFormat) -> UnpackPanelFn {
+            fn unpack_stored(format: kv_block::BlockFormat) -> UnpackPanelFn {
                 dispatch::for_format!(format, unpack_rows(), else |_, _, _, _| ())
             }
 

@@ -36,7 +36,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 use kv_backend::BackendError;
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 use crate::isa::Isa;
 use crate::operands::{Activations, Int8RowMut};

@@ -1,11 +1,11 @@
 //! [`QuantFormat`]: the block formats that are multiplied as int8, one entry each: where its scales
 //! and its quants are.
 //!
-//! Where the bits of a value are is described at the formats' scalar decoders in `kv_core::block`.
+//! Where the bits of a value are is described at the formats' scalar decoders in `kv_block`.
 //! Quants are unpacked 32 at a time by the functions of an instruction set ([`unpack`]); scales of
 //! super-blocks by [`block_scales`].
 
-use kv_core::block::{
+use kv_block::{
     IQ4_VALUES, MXFP4_VALUES, iq1_m_quants, iq1_s_quants, iq2_s_quants, iq2_xs_quants,
     iq2_xxs_quants, iq3_s_quants, iq3_xxs_quants, q1_0_quants, q2_0_quants, tq1_0_quants,
 };

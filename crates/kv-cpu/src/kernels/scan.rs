@@ -4,7 +4,7 @@
 //! one table a channel gets the same bits whichever channels are next to it, and wherever a run of
 //! rows is cut. Knows nothing of sequences.
 
-use kv_core::StateType;
+use kv_rows::StateType;
 
 /// Channels that are taken at once.
 pub const SCAN_WIDTH: usize = 16;

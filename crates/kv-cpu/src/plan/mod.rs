@@ -15,9 +15,9 @@ mod step_weights;
 use kv_backend::BackendError;
 use kv_backend::GraphInputs;
 use kv_core::Window;
-use kv_core::layers::RowLayout;
 use kv_graph::rope::{RopeSections, RopeSpec};
 use kv_graph::{Graph, GraphShape};
+use kv_rows::RowLayout;
 
 use crate::values::Buf;
 use crate::weights::CpuWeights;

@@ -4,7 +4,7 @@
 //! type after every token. Knows nothing of tokens and channels.
 
 use half::{bf16, f16};
-use kv_core::StateType;
+use kv_rows::StateType;
 
 use crate::kernels::{DELTA_WIDTH, Kernels};
 

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kv_backend::{BackendError, LoadProgress, OnProgress};
-use kv_core::block::{BlockFormat, dequantize};
+use kv_block::{BlockFormat, dequantize};
 use kv_graph::weights::Weight;
 use kv_graph::{Graph, Op};
 use memmap2::{Mmap, MmapMut};

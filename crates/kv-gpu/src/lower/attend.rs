@@ -6,10 +6,9 @@
 
 use bytemuck::{Pod, Zeroable};
 use kv_backend::{BackendError, RowKind};
-use kv_core::hadamard::HeadRotation;
-use kv_core::layers::{RowShape, ValueRows};
-use kv_core::{KvType, LayerIdx};
+use kv_core::LayerIdx;
 use kv_graph::{AttendSpec, Node, NodeId, Op, ResultForm};
+use kv_rows::{HeadRotation, KvType, RowShape, ValueRows};
 
 use super::store::{HadamardSettings, kv_type_number};
 use super::{Lower, Result, width, word};

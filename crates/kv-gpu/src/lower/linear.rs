@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::{Node, Op};
 
 use super::activations::{ActivationForm, Activations};

@@ -27,8 +27,8 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use kv_backend::{BackendError, RowKind};
 use kv_core::LayerIdx;
-use kv_core::layers::RowLayout;
 use kv_graph::{DType, Graph, Node, NodeId, Op};
+use kv_rows::RowLayout;
 
 use crate::arena::{Scratch, ScratchPlan};
 use crate::config::GpuConfig;

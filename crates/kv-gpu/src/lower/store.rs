@@ -2,9 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 use kv_backend::{BackendError, RowKind};
-use kv_core::KvType;
-use kv_core::layers::RowShape;
 use kv_graph::{Node, Op};
+use kv_rows::{KvType, RowShape};
 
 use super::{Lower, Result, rope, word};
 use crate::device::Device;

@@ -5,13 +5,13 @@
 use kv_backend::Backend;
 use kv_contract::evaluate::Memory;
 use kv_contract::{Attend, OneOp, Random, StoreRows, assert_close};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::{
-    Causality, CellIdx, CellRun, KvType, KvTypes, LayerIdx, Pos, PosRange, Visibility,
-    VisibleGroup, Window,
+    Causality, CellIdx, CellRun, LayerIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
 };
 use kv_gpu::{Device, Precision};
 use kv_graph::{Alibi, AttendSpec};
+use kv_rows::{KvType, KvTypes, RowLayout};
 
 use crate::devices::backends;
 

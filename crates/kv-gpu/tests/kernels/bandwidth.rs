@@ -10,16 +10,17 @@ use std::time::Instant;
 
 use kv_backend::Backend;
 use kv_backend::{GraphInputs, GraphOutputs};
+use kv_block::BlockFormat;
 use kv_contract::{Random, block_weight};
-use kv_core::block::BlockFormat;
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::PartInputs;
 use kv_core::{
-    CellIdx, CellRun, KvType, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
+    CellIdx, CellRun, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+    memory::PartInputs,
 };
 use kv_gpu::{Device, GpuBackend, Region};
 use kv_graph::weights::{MemoryWeights, Weight};
 use kv_graph::{AttendSpec, Attention, Graph, GraphBuilder, GraphShape, Input};
+use kv_rows::{KvType, RowLayout};
 
 /// Runs that are not timed: kernels are compiled, and launches recorded.
 const N_WARM_RUNS: usize = 3;

@@ -3,10 +3,11 @@
 
 use kv_backend::GraphInputs;
 use kv_contract::Random;
-use kv_core::layers::RowLayout;
-use kv_core::memory::BatchVisibility;
-use kv_core::{CellIdx, CellRun, Pos, PosRange, Visibility, VisibleGroup, Window};
+use kv_core::{
+    CellIdx, CellRun, Pos, PosRange, Visibility, VisibleGroup, Window, memory::BatchVisibility,
+};
 use kv_graph::{Alibi, AttendSpec, DistanceBuckets, DistanceScores, Distances, Graph, Input};
+use kv_rows::RowLayout;
 
 use crate::support::{Case, attend_spec, graph, weights};
 

@@ -7,17 +7,18 @@ use std::sync::Arc;
 
 use kv_backend::{Backend, RowKind, RowSpan};
 use kv_backend::{GraphInputs, GraphOutputs};
+use kv_block::BlockFormat;
 use kv_contract::{Random, block_weight};
-use kv_core::block::BlockFormat;
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::{BatchVisibility, PartInputs};
 use kv_core::{
-    CellIdx, CellRun, KvType, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
+    CellIdx, CellRun, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+    memory::{BatchVisibility, PartInputs},
 };
 use kv_gpu::{Device, GpuBackend, Precision};
 use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_graph::weights::MemoryWeights;
 use kv_graph::{Activation, AttendSpec, Graph, GraphBuilder, GraphShape, Input, NodeId};
+use kv_rows::{KvType, RowLayout};
 
 use crate::devices::backends;
 use crate::support::{compare, graph};

@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use kv_backend::GraphInputs;
+use kv_block::BlockFormat;
 use kv_contract::{Random, block_weight};
-use kv_core::block::BlockFormat;
 use kv_gpu::{Precision, has_kernels};
 use kv_graph::weights::{MemoryWeights, Weight, WeightSource};
 use kv_graph::{Affine, GraphBuilder, GraphShape, Input};

@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use kv_core::KvType;
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_gpu::Precision;
+use kv_rows::KvType;
 
 use crate::bandwidth::{Matrices, Sequences, attention, copies, gemv};
 use crate::devices::backends;

@@ -6,9 +6,9 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use kv_backend::{BackendError, DeviceMemory};
-use kv_core::KvType;
 use kv_gpu::sim::{Order, Sim};
 use kv_gpu::{Argument, Device, GpuBackend, GpuConfig, Precision, Region};
+use kv_rows::KvType;
 
 use crate::bandwidth::{Sequences, attention};
 

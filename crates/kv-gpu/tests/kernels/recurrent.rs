@@ -3,11 +3,14 @@
 
 use kv_backend::GraphInputs;
 use kv_contract::Random;
-use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
-use kv_core::memory::{StateGroup, StateStore};
-use kv_core::{CellIdx, KvType, LayerIdx, StateType};
+use kv_core::{
+    CellIdx, LayerIdx,
+    layers::{LayerMap, LayerMemory, RecurrentMemory},
+    memory::{StateGroup, StateStore},
+};
 use kv_graph::{Activation, ConvKernels, ConvSpec, DecaySpec, DeltaSpec, Graph};
 use kv_graph::{HeadScanSpec, Input, KeySharing, ScanSpec};
+use kv_rows::{KvType, RowLayout, StateType};
 
 use crate::support::{Case, builder, weights};
 

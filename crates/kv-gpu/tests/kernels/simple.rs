@@ -7,10 +7,10 @@ use std::sync::Arc;
 use kv_backend::GraphInputs;
 use kv_backend::{Backend, BackendError};
 use kv_contract::Random;
-use kv_core::layers::RowLayout;
 use kv_gpu::Precision;
 use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_graph::{Affine, Graph, Input, NormGain, RowGain};
+use kv_rows::RowLayout;
 
 use crate::devices::backends;
 use crate::support::{Case, graph, weights};

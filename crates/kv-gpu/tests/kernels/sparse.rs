@@ -4,11 +4,13 @@
 
 use kv_backend::GraphInputs;
 use kv_contract::Random;
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::PartInputs;
-use kv_core::{CellIdx, CellRun, KvType, LayerIdx, PartIdx, Pos, PosRange, Visibility};
-use kv_core::{VisibleGroup, Window};
+use kv_core::{
+    CellIdx, CellRun, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+    memory::PartInputs,
+};
 use kv_graph::{AttendSpec, Graph, IndexSpec, Input};
+use kv_rows::{KvType, RowLayout};
 
 use crate::support::{Case, graph, weights};
 

@@ -4,16 +4,16 @@
 
 use kv_backend::GraphInputs;
 use kv_contract::Random;
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::PartInputs;
 use kv_core::{
-    CellIdx, CellRun, KvType, KvTypes, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup,
-    Window,
+    CellIdx, CellRun, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+    memory::PartInputs,
 };
 use kv_graph::{
     AttendSpec, Attention, DistanceBuckets, DistanceScores, Distances, GraphBuilder, Input, NodeId,
     ResultForm,
 };
+use kv_rows::{KvType, KvTypes, RowLayout};
 
 use crate::support::{Case, attend_spec, graph, weights};
 

@@ -8,10 +8,10 @@ use kv_backend::Backend;
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_contract::Random;
 use kv_contract::evaluate::{Memory, evaluate};
-use kv_core::layers::RowLayout;
 use kv_gpu::{Device, GpuBackend, Precision};
 use kv_graph::weights::MemoryWeights;
 use kv_graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input, NodeId};
+use kv_rows::RowLayout;
 
 use crate::devices::backends;
 

@@ -4,7 +4,7 @@
 //! The files have one row for each bucket of distances; a model has what its layers' projections
 //! make of these, which does not depend on any text.
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::DistanceBuckets;
 use kv_graph::weights::{Weight, WeightError, WeightInfo, WeightSource};
 use model_core::hf::{

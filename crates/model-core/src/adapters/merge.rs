@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::{SourceChanged, Weight, WeightError, WeightInfo, WeightSource};
 
 use super::check::Use;

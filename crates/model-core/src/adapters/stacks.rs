@@ -5,7 +5,7 @@
 //! are wanted, and not kept. Knows no graph.
 
 use half::f16;
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::{SharedBytes, Weight, WeightError, WeightInfo};
 
 use super::check::Use;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::{
     SharedBytes, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
 };

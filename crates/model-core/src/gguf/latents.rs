@@ -6,7 +6,7 @@
 //! they are stored. Blocks of quantized rows lie across a transposed matrix: those of keys become
 //! `F32`.
 
-use kv_core::block::{BlockFormat, dequantize};
+use kv_block::{BlockFormat, dequantize};
 use kv_graph::weights::{SharedBytes, WeightInfo};
 
 use super::metadata::Metadata;

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 /// The way a tensor is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use kv_core::block::{BlockFormat, dequantize};
+use kv_block::{BlockFormat, dequantize};
 use kv_graph::weights::SharedBytes;
 
 use super::{HfConfig, ModelFileError};

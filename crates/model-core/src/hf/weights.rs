@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
-use kv_core::block::{BlockFormat, dequantize};
+use kv_block::{BlockFormat, dequantize};
 use kv_graph::weights::{
     SharedBytes, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
 };

@@ -1,7 +1,7 @@
 //! RWKV-7, as flash-linear-attention stores it: keys and tensors, under the names that llama.cpp
 //! gives them.
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 use kv_graph::weights::{Weight, WeightError, WeightInfo, WeightSource};
 use model_core::hf::{
     FixedValue, HfClass, HfConfig, HfWeights, Key, Keys, ModelFileError, ROW_KEYS, TensorRule,

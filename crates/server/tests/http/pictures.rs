@@ -7,7 +7,7 @@ use cellar_engine::serve::{Service, ServiceConfig, ServiceExtras};
 use cellar_engine::{Engine, EngineConfig, Tower};
 use cellar_server::{App, ModelSettings, PictureFetcher, ServedModel, ServerConfig};
 use kv_backend::BoxedBackend;
-use kv_core::KvType;
+use kv_rows::KvType;
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
 use model_tests::http::post;

@@ -14,7 +14,8 @@ use cellar_engine::sampler::SamplerConfig;
 use cellar_engine::serve::{ServiceConfig, Speculation, TextRequest, Usage};
 use cellar_engine::{CompletionOptions, EngineConfig, PromptOutputs};
 use kv_backend::Backend;
-use kv_core::{KvType, TokenId};
+use kv_core::TokenId;
+use kv_rows::KvType;
 use serde::Serialize;
 
 use self::driver::{Answered, drive};

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use cellar_engine::{LayerReport, MemoryReport, PartReport};
 use kv_core::memory::Streams;
-use kv_core::memory_plan::{MemoryPlan, PlannedKind};
+use kv_rows::{MemoryPlan, PlannedKind};
 
 use super::Report;
 use super::experts::ExpertReport;

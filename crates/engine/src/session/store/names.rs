@@ -12,9 +12,8 @@ use cellar_prefix_store::{
 };
 use cellar_scheduler::Salt;
 use kv_backend::Backend;
-use kv_core::TokenId;
-use kv_core::layers::RowLayout;
-use kv_core::memory::Memory;
+use kv_core::{TokenId, memory::Memory};
+use kv_rows::RowLayout;
 
 use crate::decode::Engine;
 

@@ -1,11 +1,11 @@
 //! [`BlockScales`]: the scales of one stored super-block, half-precision numbers and small
 //! integers.
 //!
-//! Where the bits are is described at the formats' scalar decoders in `kv_core::block`. Knows
+//! Where the bits are is described at the formats' scalar decoders in `kv_block`. Knows
 //! nothing of quants.
 
 use half::f16;
-use kv_core::block::{
+use kv_block::{
     iq1_m_scales, iq1_s_scales, iq2_scales, iq2_xxs_scales, iq3_s_scales, iq3_xxs_scales,
     iq4_xs_scales,
 };

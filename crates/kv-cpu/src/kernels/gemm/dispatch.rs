@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 use super::{Layout, PanelGemm, TileFn, UnpackPanelFn};
 use crate::kernels::WeightRows;
@@ -81,7 +81,7 @@ pub(in crate::kernels) use tiles;
 /// Calls a function with the type and the block's bytes of a format that is multiplied as int8.
 macro_rules! for_format {
     ($format:expr, $function:ident($($argument:expr),*) $(, else $otherwise:expr)?) => {{
-        use kv_core::block::BlockFormat as B;
+        use kv_block::BlockFormat as B;
         use $crate::kernels::quant_format as g;
         match $format {
             B::IQ1_S => $function::<g::Iq1S, 50>($($argument),*),
@@ -112,7 +112,7 @@ macro_rules! for_packed_format {
             })
     };
     ($format:expr, $function:ident($($argument:expr),*), else $otherwise:expr) => {{
-        use kv_core::block::BlockFormat as B;
+        use kv_block::BlockFormat as B;
         use $crate::kernels::quant_format as g;
         match $format {
             B::Q4_0 => $function::<g::Q4_0, 18>($($argument),*),

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use half::f16;
-use kv_core::block::mxfp4_scale;
+use kv_block::mxfp4_scale;
 
 use super::{BLOCKS, Panel, ROWS, STEP};
 use crate::kernels::WeightRows;

@@ -5,7 +5,7 @@
 //! is updated with the token before, so every token passes over the state once; the last update is
 //! stored as it is made. Either way a sum has the same bits. Knows nothing of sequences.
 
-use kv_core::StateType;
+use kv_rows::StateType;
 
 use super::Transpose;
 use super::rounding::{Rounding, ToBf16, ToF16, ToF32};

@@ -1,6 +1,6 @@
 //! [`Rounding`]: states rounded to their type, in registers.
 //!
-//! Invariant: the bits of [`StateType::round`](kv_core::StateType::round) on every instruction set.
+//! Invariant: the bits of [`StateType::round`](kv_rows::StateType::round) on every instruction set.
 
 use half::f16;
 
@@ -60,7 +60,7 @@ fn round_bf16(x: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use kv_core::StateType;
+    use kv_rows::StateType;
 
     use super::round_bf16;
 

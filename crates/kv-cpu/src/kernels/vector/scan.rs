@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use kv_core::StateType;
+use kv_rows::StateType;
 
 use super::Vector8;
 use super::functions::exp2;

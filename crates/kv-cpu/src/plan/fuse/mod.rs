@@ -117,8 +117,8 @@ impl FusedSteps<'_> {
 
 #[cfg(test)]
 mod tests {
+    use kv_block::BlockFormat;
     use kv_contract::in_blocks;
-    use kv_core::block::BlockFormat;
 
     use super::testing::{tiny_plan, tiny_plan_with};
     use crate::plan::{Elementwise, Plan, Prologue, Step, StepOp};

@@ -54,7 +54,7 @@ fn fuse_step_before(s: &mut FusedSteps<'_>, at: usize) -> Option<()> {
 mod tests {
     use super::super::testing::{Scene, embeddings};
     use super::*;
-    use kv_core::block::BlockFormat;
+    use kv_block::BlockFormat;
 
     #[test]
     fn a_norm_before_quantized_matrices_is_their_prologue() {

@@ -42,7 +42,7 @@ mod tests {
     use super::super::share_input::share_input;
     use super::super::testing::{Scene, embeddings};
     use super::*;
-    use kv_core::block::BlockFormat;
+    use kv_block::BlockFormat;
     use kv_graph::Activation;
 
     #[test]

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use kv_backend::{BackendError, CustomOps, OnProgress};
+use kv_block::BlockFormat;
 use kv_contract::{in_blocks, tiny_llama, tiny_weights};
-use kv_core::block::BlockFormat;
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::{KvType, Window};
+use kv_core::{
+    Window,
+    layers::{AttentionMemory, LayerMap, LayerMemory},
+};
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphBuilder, GraphShape, Input, NodeId};
+use kv_rows::{KvType, RowLayout};
 
 use super::{FusedSteps, Step, Value};
 use crate::activations::ActivationKind;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use kv_backend::GraphInputs;
 use kv_backend::checks::window_of;
 use kv_backend::{BackendError, StepKind};
-use kv_core::layers::LayerRows;
 use kv_core::{LayerIdx, PartIdx, Visibility, Window};
 use kv_graph::{
     AttendSpec, IndexSpec, Input, Node, NodeId, Op, RelativeBias, RelativeScores, ResultForm,
 };
+use kv_rows::LayerRows;
 
 use super::{Call, Lowering, Value, unsupported};
 use crate::plan::{HeadBuckets, HeadWeights, StepOp};

@@ -18,9 +18,9 @@ use std::sync::Arc;
 
 use kv_backend::BackendError;
 use kv_core::PartIdx;
-use kv_core::layers::RowLayout;
 use kv_graph::weights::Weight;
 use kv_graph::{DType, Graph, Input, Node, NodeId, Op};
+use kv_rows::RowLayout;
 
 use super::{PartNeeds, RequiredInputs, RopeTable, Step, StepOp};
 use crate::matrix::Matrix;

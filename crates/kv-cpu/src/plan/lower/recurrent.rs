@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use kv_backend::BackendError;
-use kv_core::layers::StateRows;
-use kv_core::{LayerIdx, StateType};
+use kv_core::LayerIdx;
 use kv_graph::{ConvSpec, DeltaSpec, HeadScanSpec, Input, Node, Op, ScanSpec};
+use kv_rows::{StateRows, StateType};
 
 use super::{Call, Lowering, Value, unsupported};
 use crate::kernels::{F32x16, MAX_DELTA_KEYS, SCAN_WIDTH};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 use super::codes::{Axis, Codes, WordGrid, WordOrder};
 use super::module::{Module, stored_as};

@@ -12,7 +12,7 @@ mod module;
 mod scales;
 
 use half::f16;
-use kv_core::block::{BlockFormat, MXFP4_VALUES, integer_block, integer_format, mxfp4_block};
+use kv_block::{BlockFormat, MXFP4_VALUES, integer_block, integer_format, mxfp4_block};
 use kv_graph::weights::SharedBytes;
 
 pub(super) use actions::{keep_rows, of_product};

@@ -1,6 +1,6 @@
 //! [`Module`]: the tensors that one packed matrix is made of, read with errors that name them.
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 use super::codes::{Codes, WordGrid};
 use super::scales::{Groups, ScaleType, Scales};

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use kv_core::block::mxfp4_scale;
+use kv_block::mxfp4_scale;
 use kv_graph::weights::SharedBytes;
 
 use super::super::fp8::e4m3;

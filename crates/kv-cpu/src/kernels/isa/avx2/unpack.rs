@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use half::f16;
-use kv_core::block::{IQ4_VALUES, Quants32};
+use kv_block::{IQ4_VALUES, Quants32};
 
 /// 32 quants.
 pub(in crate::kernels) type Quants = __m256i;

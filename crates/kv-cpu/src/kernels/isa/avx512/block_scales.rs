@@ -1,7 +1,7 @@
 //! [`GroupScales`]: the scales of the blocks of sixteen packed rows, unpacked together, a row in
 //! each lane.
 //!
-//! Where the bits are is described at the formats' scalar decoders in `kv_core::block`; the
+//! Where the bits are is described at the formats' scalar decoders in `kv_block`; the
 //! arithmetic is that of [`gemm::block_scales`](crate::kernels::gemm::block_scales).
 
 use std::arch::x86_64::*;
@@ -196,7 +196,7 @@ fn of(both: __m512i, factors: [__m512i; 4], minima: [__m512i; 4]) -> GroupScales
     }
 }
 
-/// As [`mxfp4_scale`](kv_core::block::mxfp4_scale), of sixteen exponents.
+/// As [`mxfp4_scale`](kv_block::mxfp4_scale), of sixteen exponents.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn exp2_scales(e: __m512i) -> __m512 {

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 use super::dot::Avx512Tile;
 use super::{bf16, float, gemm_pairs, gemm_skinny, gemv, pack, packed_float};

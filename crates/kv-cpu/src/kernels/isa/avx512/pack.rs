@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::slice::ChunksExact;
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 use super::packed_float;
 use super::row_group::{GroupBlock, ROWS, StoredGroup};

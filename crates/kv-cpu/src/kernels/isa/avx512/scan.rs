@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use kv_core::StateType;
+use kv_rows::StateType;
 
 use crate::kernels::scan::{Decay, F32x16, SCAN_WIDTH, ScanTile};
 use crate::kernels::vector::functions::EXP2;

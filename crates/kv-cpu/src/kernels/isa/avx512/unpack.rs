@@ -1,11 +1,11 @@
 //! [`UnpackGroup`]: unpacks block formats to int8, four columns of each of sixteen rows at a time.
 //!
 //! Quants come out unsigned. Where the bits of a value are is described at the formats' scalar
-//! decoders in `kv_core::block`.
+//! decoders in `kv_block`.
 
 use std::arch::x86_64::*;
 
-use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
+use kv_block::{IQ4_VALUES, MXFP4_VALUES};
 
 use super::block_scales::{self, GroupScales};
 use super::row_group::GroupBlock;

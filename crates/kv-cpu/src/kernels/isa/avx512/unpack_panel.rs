@@ -109,7 +109,7 @@ impl Word for f32 {}
 
 #[cfg(test)]
 mod tests {
-    use kv_core::block::BlockFormat;
+    use kv_block::BlockFormat;
 
     use super::super::pack;
     use super::*;

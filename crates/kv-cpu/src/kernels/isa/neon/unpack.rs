@@ -3,7 +3,7 @@
 use std::arch::aarch64::*;
 
 use half::f16;
-use kv_core::block::{IQ4_VALUES, Quants32};
+use kv_block::{IQ4_VALUES, Quants32};
 
 use super::vector::{f16_to_f32, transpose_4x4};
 use crate::kernels::gemm::unpack_panel::Interleave;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kv_core::block::dequantize;
+use kv_block::dequantize;
 
 use crate::kernels::WeightRows;
 use crate::operands::Activations;

@@ -7,7 +7,7 @@
 
 use std::arch::x86_64::*;
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 use crate::kernels::WeightRows;
 

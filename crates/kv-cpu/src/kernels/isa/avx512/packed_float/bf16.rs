@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use half::bf16;
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 use super::super::bf16::{Bf16Pairs, matmul_stored};
 use super::bf13::{

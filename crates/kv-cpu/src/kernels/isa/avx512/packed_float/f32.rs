@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 use super::super::float::{self, Avx512Float};
 use super::bf13::{

@@ -1,6 +1,6 @@
 //! Packed rows come back as they were stored.
 
-use kv_core::block::BlockFormat;
+use kv_block::BlockFormat;
 
 use crate::isa::Isa;
 use crate::kernels::isa::avx512::{BF16_TABLE, TABLE};

@@ -3,7 +3,7 @@
 //!
 //! The functions are `#[inline(always)]`; [`dequantize_table`] compiles them for an ISA's features
 //! and the compiler vectorises them. Invariant: every value has the bits that
-//! [`KvType::decode_row`](kv_core::KvType::decode_row) gives it. Knows nothing of heads.
+//! [`KvType::decode_row`](kv_rows::KvType::decode_row) gives it. Knows nothing of heads.
 
 /// Values of a block of the quantized types.
 pub(crate) const BLOCK_LEN: usize = 32;
@@ -155,9 +155,9 @@ macro_rules! dequantize_table {
     ($features:literal, $f16:path, $q8_kind:ident $q8_0:path, $iq4_nl:path) => {
         /// The function for `kv_type`, if there is one. Call it only if the CPU has the features.
         pub(crate) fn dequantize(
-            kv_type: kv_core::KvType,
+            kv_type: kv_rows::KvType,
         ) -> Option<$crate::attend::kv_reader::Dequantize> {
-            use kv_core::KvType;
+            use kv_rows::KvType;
 
             use $crate::attend::kv_tiles::StoredTile;
             use $crate::kernels::isa::scalar::attend::dequantize as scalar;

@@ -5,9 +5,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{RecurrentMemory, RowShape};
-use crate::ids::{LayerIdx, PartIdx};
-use crate::state_type::StateType;
+use kv_core::layers::RecurrentMemory;
+
+use crate::RowShape;
+use crate::StateType;
+use kv_core::ids::{LayerIdx, PartIdx};
 
 /// The place of the values of an attention layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! The grids of the IQ1, IQ2 and IQ3 formats: tables of four or eight values that are stored as one
 //! index.
 //!
-//! `grids.bin` has them packed, two or three bits a value (`tests/fixtures/kv-core/make_grids.py`
+//! `grids.bin` has them packed, two or three bits a value (`tests/fixtures/kv-block/make_grids.py`
 //! makes it); here they are bytes. The grids are facts of the formats: which points they have
 //! follows from no rule. Knows no block.
 

@@ -181,7 +181,7 @@ fn affine_indices(values: &[f32; 32], fit: Affine, last: f32) -> [u8; 32] {
 mod tests {
     use super::super::tests::noise;
     use super::*;
-    use crate::block::dequantize;
+    use crate::dequantize;
 
     /// A few columns matter a hundred times as much as others.
     fn importance(n: usize) -> Vec<f32> {

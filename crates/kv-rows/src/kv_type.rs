@@ -1,7 +1,7 @@
 //! [`KvType`]: how one K or V row is stored, and the scalar code that says what its bytes mean.
 //!
 //! Invariant: a row of `n` values takes exactly [`KvType::row_bytes`] bytes. The bytes are those of
-//! [`crate::block`], whose functions are used and not repeated. Knows nothing of heads, rotations,
+//! [`kv_block`], whose functions are used and not repeated. Knows nothing of heads, rotations,
 //! cells or devices.
 
 use std::fmt;
@@ -9,8 +9,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::block::{BlockFormat, dequantize, quantize_into};
-use crate::state_type::StateType;
+use crate::StateType;
+use kv_block::{BlockFormat, dequantize, quantize_into};
 
 /// Element type of stored K and V rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ pub enum KvTypeError {
     /// A name that is no [`StateType`].
     #[error("states cannot be stored as '{name}': choose one of {known}", name = .0, known = state_names())]
     UnknownState(String),
-    /// A text that is no [`LayerKvTypes`](crate::kv_types::LayerKvTypes).
+    /// A text that is no [`LayerKvTypes`](crate::LayerKvTypes).
     #[error("'{0}' is not of the form LAYERS=TYPE, such as 0-3=f16 or 5=q8_0/q4_0")]
     Form(String),
 }

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-use crate::kv_type::{KvType, KvTypeError};
+use crate::{KvType, KvTypeError};
 
 /// Element type of stored recurrent states.
 #[derive(

@@ -15,17 +15,19 @@
 //! let plan = MemoryPlan::new(&RowLayout::new(&map, &[1000], KvType::F16)?);
 //! assert_eq!(plan.bytes(), 6 * 1000 * 2 * (4 * 16 * 2));
 //! assert_eq!(plan.bytes_of_kind(PlannedKind::V), plan.bytes() / 2);
-//! # Ok::<(), kv_core::layers::LayerError>(())
+//! # Ok::<(), kv_rows::LayoutError>(())
 //! ```
 
 use std::fmt;
 
 use serde::Serialize;
 
-use crate::ids::{LayerIdx, PartIdx};
-use crate::kv_type::KvType;
-use crate::layers::{LayerRows, RowLayout, StateRows};
-use crate::memory::MAX_N_CTX;
+use crate::KvType;
+use crate::{LayerRows, RowLayout, StateRows};
+use kv_core::{
+    ids::{LayerIdx, PartIdx},
+    memory::MAX_N_CTX,
+};
 
 /// The largest context length that fits, where all shorter ones do; `None` where none does.
 pub fn largest_n_ctx(fits: impl Fn(u32) -> bool) -> Option<u32> {
@@ -216,9 +218,11 @@ impl fmt::Display for PlannedKind {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory};
-    use crate::state_type::StateType;
-    use crate::window::Window;
+    use crate::StateType;
+    use kv_core::{
+        layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory},
+        window::Window,
+    };
 
     #[test]
     fn every_row_is_in_one_line_of_the_plan() {

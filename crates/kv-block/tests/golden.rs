@@ -1,18 +1,18 @@
 //! Decoding and encoding of blocks against values of an independent implementation
-//! (`data/make_block_golden.py` says which, and describes the file).
+//! (`tests/fixtures/kv-block/make_golden.py` says which, and describes the file).
 #![allow(clippy::unwrap_used)] // a test
 
 use std::path::Path;
 
-use kv_core::block::{BlockFormat, dequantize, quantize};
+use kv_block::{BlockFormat, dequantize, quantize};
 
 /// Reads the golden file front to back.
 struct Cursor(Vec<u8>, usize);
 
 impl Cursor {
     fn open() -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../../tests/fixtures/kv-core/block_golden.bin");
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/kv-block/golden.bin");
         Self(std::fs::read(path).unwrap(), 0)
     }
 

@@ -5,14 +5,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    AttentionMemory, LayerError, LayerMap, LayerMemory, LayerRows, RowShape, StateRows, ValueRows,
-};
-use crate::hadamard::HeadRotation;
-use crate::ids::LayerIdx;
-use crate::kv_type::KvType;
-use crate::kv_types::KvTypes;
-use crate::state_type::StateType;
+use crate::HeadRotation;
+use crate::KvType;
+use crate::KvTypes;
+use crate::StateType;
+use crate::{LayerRows, LayoutError, RowShape, StateRows, ValueRows};
+use kv_core::ids::LayerIdx;
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory};
 
 /// Bytes of one layer that can be counted, and summed up, without overflow.
 const MAX_BYTES: u64 = 1 << 62;
@@ -36,27 +35,27 @@ impl RowLayout {
     /// all rows, or [`KvTypes`].
     ///
     /// # Errors
-    /// [`LayerError`] where `cells` does not name every part, rows are no whole blocks of the
+    /// [`LayoutError`] where `cells` does not name every part, rows are no whole blocks of the
     /// types chosen, types are chosen for layers that are not there, layers cannot be as declared,
     /// or sizes overflow.
     pub fn new(
         map: &LayerMap,
         cells: &[usize],
         types: impl Into<KvTypes>,
-    ) -> Result<Self, LayerError> {
+    ) -> Result<Self, LayoutError> {
         map.check()?;
         let types = types.into();
         if types.old.is_some() && map.recent().is_empty() {
-            return Err(LayerError::NoOldRows);
+            return Err(LayoutError::NoOldRows);
         }
         let n_layers = map.n_model_layers();
         let mut named = types.layers.iter().map(|own| own.last);
         if let Some(layer) = named.find(|last| last.as_usize() >= n_layers) {
-            return Err(LayerError::NoSuchLayer { layer, n_layers });
+            return Err(LayoutError::NoSuchLayer { layer, n_layers });
         }
         let parts = map.parts();
         if parts.len() != cells.len() {
-            return Err(LayerError::WrongPartCount {
+            return Err(LayoutError::WrongPartCount {
                 wanted: parts.len(),
                 got: cells.len(),
             });
@@ -81,7 +80,7 @@ impl RowLayout {
             let bytes = (n_rows as u64).checked_mul(row_bytes);
             if bytes.is_none_or(|bytes| bytes >= MAX_BYTES) {
                 let n_cells = n_rows;
-                return Err(LayerError::TooLarge { layer, n_cells });
+                return Err(LayoutError::TooLarge { layer, n_cells });
             }
             layers.push(LayerRows {
                 layer,
@@ -106,8 +105,8 @@ impl RowLayout {
     /// as `f32`.
     ///
     /// # Errors
-    /// [`LayerError::TooLarge`] where sizes overflow.
-    pub fn with_states(self, map: &LayerMap, n_rows: usize) -> Result<Self, LayerError> {
+    /// [`LayoutError::TooLarge`] where sizes overflow.
+    pub fn with_states(self, map: &LayerMap, n_rows: usize) -> Result<Self, LayoutError> {
         let mut states = Vec::new();
         for (layer, _) in map.iter() {
             let Some(row) = map.recurrent(layer) else {
@@ -119,7 +118,7 @@ impl RowLayout {
                 .and_then(|bytes| bytes.checked_mul(n_rows as u64));
             if bytes.is_none_or(|bytes| bytes >= MAX_BYTES) {
                 let n_cells = n_rows;
-                return Err(LayerError::TooLarge { layer, n_cells });
+                return Err(LayoutError::TooLarge { layer, n_cells });
             }
             states.push(StateRows {
                 layer,
@@ -227,7 +226,7 @@ struct TypedRows<'a> {
 
 impl TypedRows<'_> {
     /// Rows of K and of V, each as its type has it.
-    fn own(&self) -> Result<Shapes, LayerError> {
+    fn own(&self) -> Result<Shapes, LayoutError> {
         let (a, [k_type, v_type]) = (self.attention, self.types);
         let shape = |dim, kv_type: KvType| RowShape {
             heads: a.kv_heads,
@@ -241,7 +240,7 @@ impl TypedRows<'_> {
     }
 
     /// Rows of K, in which the values are.
-    fn latent(&self) -> Result<Shapes, LayerError> {
+    fn latent(&self) -> Result<Shapes, LayoutError> {
         let (a, [kv_type, _]) = (self.attention, self.types);
         let shape = |dim| RowShape {
             heads: a.kv_heads,
@@ -260,7 +259,7 @@ fn whole_blocks(
     layer: LayerIdx,
     kind: &'static str,
     shape: RowShape,
-) -> Result<RowShape, LayerError> {
+) -> Result<RowShape, LayoutError> {
     let RowShape {
         heads,
         dim,
@@ -270,7 +269,7 @@ fn whole_blocks(
     if shape.len().is_multiple_of(kv_type.block_len()) {
         return Ok(shape);
     }
-    Err(LayerError::PartialBlocks {
+    Err(LayoutError::PartialBlocks {
         layer,
         kind,
         heads,
@@ -282,10 +281,10 @@ fn whole_blocks(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::PartIdx;
-    use crate::kv_types::OldKvTypes;
-    use crate::layers::{RecentTokens, RecurrentMemory};
-    use crate::window::Window;
+    use crate::OldKvTypes;
+    use kv_core::ids::PartIdx;
+    use kv_core::layers::{RecentTokens, RecurrentMemory};
+    use kv_core::window::Window;
 
     #[test]
     fn r2_states_of_a_mamba_130m_layer_take_114_kib_a_sequence() {
@@ -323,11 +322,11 @@ mod tests {
         let map = LayerMap::new(vec![attention(64, 96)]);
         let error = RowLayout::new(&map, &[10, 20], KvType::F16).unwrap_err();
         let (wanted, got) = (1, 2);
-        assert_eq!(error, LayerError::WrongPartCount { wanted, got });
+        assert_eq!(error, LayoutError::WrongPartCount { wanted, got });
         for n_cells in [usize::MAX, usize::MAX / 1024] {
             let layer = LayerIdx(0);
             let error = RowLayout::new(&map, &[n_cells], KvType::F16).unwrap_err();
-            assert_eq!(error, LayerError::TooLarge { layer, n_cells });
+            assert_eq!(error, LayoutError::TooLarge { layer, n_cells });
         }
     }
 
@@ -365,7 +364,7 @@ mod tests {
             recent: RecentTokens::last(8),
         });
         let refused = RowLayout::new(&map, &[10], &types).unwrap_err();
-        assert_eq!(refused, LayerError::NoOldRows);
+        assert_eq!(refused, LayoutError::NoOldRows);
         let map = map.with_recent(RecentTokens::last(8)).unwrap();
         let layout = RowLayout::new(&map, &[100, 20], &types).unwrap();
         let rows = layout.layers().iter();
@@ -380,7 +379,7 @@ mod tests {
         let types = types.with_layers("2=f16".parse().unwrap());
         let refused = RowLayout::new(&map, &[100, 20], types).unwrap_err();
         let (layer, n_layers) = (LayerIdx(2), 2);
-        assert_eq!(refused, LayerError::NoSuchLayer { layer, n_layers });
+        assert_eq!(refused, LayoutError::NoSuchLayer { layer, n_layers });
     }
 
     #[test]
@@ -395,7 +394,7 @@ mod tests {
         let types = KvTypes::from(KvType::F16).with_layers("1-2=f32".parse().unwrap());
         let refused = RowLayout::new(&map, &[10], types).unwrap_err();
         let (layer, n_layers) = (LayerIdx(2), 2);
-        assert_eq!(refused, LayerError::NoSuchLayer { layer, n_layers });
+        assert_eq!(refused, LayoutError::NoSuchLayer { layer, n_layers });
     }
 
     /// A rotated row gives back what was stored, as well as its type can, and heads do not mix.
@@ -437,7 +436,7 @@ mod tests {
         let map = LayerMap::new(vec![LayerMemory::Recurrent(row)]);
         let refused = RowLayout::default().with_states(&map, 2).unwrap_err();
         let (layer, n_cells) = (LayerIdx(0), 2);
-        assert_eq!(refused, LayerError::TooLarge { layer, n_cells });
+        assert_eq!(refused, LayoutError::TooLarge { layer, n_cells });
     }
 
     #[test]
@@ -498,7 +497,7 @@ mod tests {
             let refused = map.check().unwrap_err();
             assert!(refused.to_string().contains(wanted), "{refused}");
             let of_layout = RowLayout::new(&map, &[1], KvType::F32).unwrap_err();
-            assert_eq!(of_layout, refused);
+            assert_eq!(of_layout, refused.into());
         }
     }
 

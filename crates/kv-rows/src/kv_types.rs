@@ -2,7 +2,7 @@
 //! recurrent states, as a person chooses it.
 //!
 //! Invariant: a choice for single layers wins over the choice for all, a later one over an earlier
-//! one. Knows nothing of the layers that there are: [`crate::layers::RowLayout`] refuses what does
+//! one. Knows nothing of the layers that there are: [`crate::RowLayout`] refuses what does
 //! not fit them.
 
 use std::fmt;
@@ -10,11 +10,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::hadamard::HeadRotation;
-use crate::ids::LayerIdx;
-use crate::kv_type::{KvType, KvTypeError};
-use crate::layers::RecentTokens;
-use crate::state_type::StateType;
+use crate::HeadRotation;
+use crate::StateType;
+use crate::{KvType, KvTypeError};
+use kv_core::ids::LayerIdx;
+use kv_core::layers::RecentTokens;
 
 /// The choice to rotate quantised rows, see [`crate::hadamard`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
