@@ -268,6 +268,7 @@ mod tests {
             "tokens_file",
             "imatrix",
             "image",
+            "audio",
             "mmproj",
             "control_vector",
             "schema",

@@ -73,7 +73,7 @@ fn table_of_grids(packed: &[u8]) -> String {
 
 #[test]
 fn kernels_have_the_grids_of_the_formats() {
-    let packed = fs::read(folder().join("../../kv-core/src/block/grids.bin")).unwrap();
+    let packed = fs::read(folder().join("../../kv-block/src/grids.bin")).unwrap();
     let (path, expected) = (
         folder().join("blocks/grid_table.h"),
         table_of_grids(&packed),

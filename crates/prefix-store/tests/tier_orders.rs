@@ -5,7 +5,7 @@
 //! the standard library's. `LOOM_MAX_PREEMPTIONS=4` tries more. No time passes in these models:
 //! who waits for an outcome that never comes waits for ever, which loom calls a deadlock.
 
-#![allow(clippy::unwrap_used)] // a panic is how a test fails
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -124,7 +124,9 @@ fn in_all_orders(n_preemptions: usize, model: impl Fn() + Sync + Send + 'static)
 
 /// A store in memory, which all of its handles share.
 #[derive(Clone, Debug, Default)]
-struct SharedStore(Arc<std::sync::Mutex<Vec<(GroupName, Arc<[u8]>)>>>);
+struct SharedStore(Arc<std::sync::Mutex<Vec<StoredFrame>>>);
+
+type StoredFrame = (GroupName, Arc<[u8]>);
 
 impl SharedStore {
     fn find(&self, name: GroupName) -> Option<Arc<[u8]>> {

@@ -42,7 +42,6 @@ Examples:
   echo \"One day\" | cellar run -n 40 --json
   cellar run -m MODEL.gguf --schema person.json \"Who was Ada Lovelace?\"
   cellar run MODEL --image cat.jpg \"What is this?\"
-  cellar run MODEL --audio talk.wav \"What is said?\"
   cellar run -m MODEL.gguf --raw -f book.txt -n 0 --save-state book.state
   cellar run -m MODEL.gguf --raw --load-state book.state \" In short,\"
   cellar run -m MODEL.gguf --load-state chat.state --save-state chat.state \"And then?\"

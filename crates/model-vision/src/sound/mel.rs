@@ -112,13 +112,8 @@ impl Transform {
             2.0 * PI * part
         };
         let row = |sample: usize| {
-            let mut row = [[0.0; N_POWERS]; 2];
-            for power in 0..N_POWERS {
-                let (sine, cosine) = turn(sample, power).sin_cos();
-                row[0][power] = cosine;
-                row[1][power] = sine;
-            }
-            row
+            let turns: [f64; N_POWERS] = std::array::from_fn(|power| turn(sample, power));
+            [turns.map(f64::cos), turns.map(f64::sin)]
         };
         Self {
             rows: (0..N_POWERS).map(row).collect(),
