@@ -16,7 +16,7 @@ use crate::{KvType, KvTypeError};
 use kv_core::ids::LayerIdx;
 use kv_core::layers::RecentTokens;
 
-/// The choice to rotate quantised rows, see [`crate::hadamard`].
+/// The choice to rotate quantised rows, see [`HeadRotation`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvRotation {

@@ -6,9 +6,9 @@
 //! machine.
 //!
 //! ```
-//! use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-//! use kv_core::memory_plan::{MemoryPlan, PlannedKind};
-//! use kv_core::{KvType, Window};
+//! use kv_core::Window;
+//! use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory};
+//! use kv_rows::{KvType, MemoryPlan, PlannedKind, RowLayout};
 //!
 //! let layer = AttentionMemory { kv_heads: 4, k_dim: 16, v_dim: 16, window: Window::Full };
 //! let map = LayerMap::new(vec![LayerMemory::Attention(layer); 6]);
