@@ -56,7 +56,7 @@ fn the_table_is_that_of_the_kernels() {
 fn table_of_grids(packed: &[u8]) -> String {
     let (entries, _) = packed.as_chunks();
     let mut text = format!(
-        "// The entries of all grids, as grids.bin of kv-core has them: two or three bits a value. Written by a test, with\n\
+        "// The entries of all grids, as grids.bin of kv-block has them: two or three bits a value. Written by a test, with\n\
          // UPDATE_TABLE=1.\n\
          #ifndef CELLAR_GRID_TABLE\n\
          #define CELLAR_GRID_TABLE\n\

@@ -1,7 +1,7 @@
 //! [`LayoutError`]: rows of layers that cannot be laid out.
 
 use kv_core::LayerIdx;
-use kv_core::layers::LayerError;
+use kv_core::memory::MemoryConfigError;
 
 use crate::KvType;
 
@@ -11,7 +11,7 @@ use crate::KvType;
 pub enum LayoutError {
     /// Layers that cannot be as they are declared.
     #[error(transparent)]
-    Layers(#[from] LayerError),
+    Layers(#[from] MemoryConfigError),
     /// The number of cells was not given for every part.
     #[error("the layers need {wanted} parts, but cells were given for {got}")]
     WrongPartCount {

@@ -7,10 +7,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use kv_block::{BlockFormat, dequantize, quantize_into};
 use serde::{Deserialize, Serialize};
 
 use crate::StateType;
-use kv_block::{BlockFormat, dequantize, quantize_into};
 
 /// Element type of stored K and V rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

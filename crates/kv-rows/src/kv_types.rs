@@ -8,13 +8,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
-use crate::HeadRotation;
-use crate::StateType;
-use crate::{KvType, KvTypeError};
 use kv_core::ids::LayerIdx;
 use kv_core::layers::RecentTokens;
+use serde::{Deserialize, Serialize};
+
+use crate::{HeadRotation, KvType, KvTypeError, StateType};
 
 /// The choice to rotate quantised rows, see [`HeadRotation`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,15 +3,15 @@
 //! Invariant: every layer that the map gives rows or states has them here once, ascending; the
 //! bytes of a layout can be counted. Allocates nothing.
 
-use serde::{Deserialize, Serialize};
-
-use crate::HeadRotation;
-use crate::KvType;
-use crate::KvTypes;
-use crate::StateType;
-use crate::{LayerRows, LayoutError, RowShape, StateRows, ValueRows};
 use kv_core::ids::LayerIdx;
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory};
+use kv_core::memory::MemoryConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    HeadRotation, KvType, KvTypes, LayerRows, LayoutError, RowShape, StateRows, StateType,
+    ValueRows,
+};
 
 /// Bytes of one layer that can be counted, and summed up, without overflow.
 const MAX_BYTES: u64 = 1 << 62;
@@ -43,7 +43,7 @@ impl RowLayout {
         cells: &[usize],
         types: impl Into<KvTypes>,
     ) -> Result<Self, LayoutError> {
-        map.check()?;
+        MemoryConfig::check_layers(map)?;
         let types = types.into();
         if types.old.is_some() && map.recent().is_empty() {
             return Err(LayoutError::NoOldRows);
@@ -494,7 +494,7 @@ mod tests {
         ];
         for (layers, wanted) in cases {
             let map = LayerMap::new(layers);
-            let refused = map.check().unwrap_err();
+            let refused = MemoryConfig::check_layers(&map).unwrap_err();
             assert!(refused.to_string().contains(wanted), "{refused}");
             let of_layout = RowLayout::new(&map, &[1], KvType::F32).unwrap_err();
             assert_eq!(of_layout, refused.into());

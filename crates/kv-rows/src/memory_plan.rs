@@ -20,14 +20,13 @@
 
 use std::fmt;
 
-use serde::Serialize;
-
-use crate::KvType;
-use crate::{LayerRows, RowLayout, StateRows};
 use kv_core::{
     ids::{LayerIdx, PartIdx},
     memory::MAX_N_CTX,
 };
+use serde::Serialize;
+
+use crate::{KvType, LayerRows, RowLayout, StateRows};
 
 /// The largest context length that fits, where all shorter ones do; `None` where none does.
 pub fn largest_n_ctx(fits: impl Fn(u32) -> bool) -> Option<u32> {

@@ -5,8 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::KvType;
-use crate::{HeadRotation, MAX_GROUP};
+use crate::{HeadRotation, KvType, MAX_GROUP};
 
 /// Shape and type of the K or V rows of one layer: a row is `[heads, dim]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

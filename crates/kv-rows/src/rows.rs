@@ -3,13 +3,11 @@
 //! Invariant: a layer's bytes follow from its shapes alone. Does not know where a backend keeps
 //! them.
 
+use kv_core::ids::{LayerIdx, PartIdx};
+use kv_core::layers::RecurrentMemory;
 use serde::{Deserialize, Serialize};
 
-use kv_core::layers::RecurrentMemory;
-
-use crate::RowShape;
-use crate::StateType;
-use kv_core::ids::{LayerIdx, PartIdx};
+use crate::{RowShape, StateType};
 
 /// The place of the values of an attention layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -5,7 +5,6 @@
 //! cells' contents, of how rows are stored (`kv-rows`) or of backends.
 
 mod ages;
-mod error;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +12,6 @@ use crate::ids::{LayerIdx, PartIdx};
 use crate::window::Window;
 
 pub use ages::{RecentRows, RecentTokens};
-pub use error::LayerError;
 
 /// K and V of one attention layer: `kv_heads` heads of `k_dim` and `v_dim` values a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -113,32 +111,6 @@ impl LayerMap {
             Some(LayerMemory::SharedWith(with)) => *with,
             _ => layer,
         }
-    }
-
-    /// Checks that layers that say something of other layers or of their own widths make sense.
-    ///
-    /// # Errors
-    /// [`LayerError`], for the first that does not.
-    pub fn check(&self) -> Result<(), LayerError> {
-        for (layer, memory) in self.iter() {
-            match memory {
-                LayerMemory::SharedWith(with) if with >= layer => {
-                    return Err(LayerError::SharedWithLater { layer, with });
-                }
-                LayerMemory::SharedWith(with) if self.attention(with).is_none() => {
-                    return Err(LayerError::NothingToShare { layer, with });
-                }
-                LayerMemory::Latent(AttentionMemory { k_dim, v_dim, .. }) if v_dim > k_dim => {
-                    return Err(LayerError::LatentTooNarrow {
-                        layer,
-                        k_dim,
-                        v_dim,
-                    });
-                }
-                _ => {}
-            }
-        }
-        Ok(())
     }
 
     /// The recurrent memory of `layer`, or `None` where it has none.

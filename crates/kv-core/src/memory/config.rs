@@ -10,7 +10,7 @@ use super::iswa::SwaSize;
 use super::recurrent::RecurrentConfig;
 use super::unified::{Streams, UnifiedConfig};
 use crate::ids::{LayerIdx, MAX_SEQS, PartIdx};
-use crate::layers::{LayerError, LayerMap, LayerMemory};
+use crate::layers::{AttentionMemory, LayerMap, LayerMemory};
 use crate::window::{Causality, Window};
 
 /// The largest context length: beyond it positions would not be countable.
@@ -116,18 +116,67 @@ pub enum MemoryConfigError {
         /// The first such layer.
         layer: LayerIdx,
     },
-    /// Layers that cannot be as they are declared.
-    #[error(transparent)]
-    Layers(#[from] LayerError),
+    /// Rows of a layer that has not been computed yet.
+    #[error("layer {layer} shares the rows of layer {with}, which does not come before it")]
+    SharedWithLater {
+        /// The layer.
+        layer: LayerIdx,
+        /// The layer whose rows it would share.
+        with: LayerIdx,
+    },
+    /// A layer without rows of its own.
+    #[error("layer {layer} shares the rows of layer {with}, which has none of its own")]
+    NothingToShare {
+        /// The layer.
+        layer: LayerIdx,
+        /// The layer whose rows it would share.
+        with: LayerIdx,
+    },
+    /// Keys that are too narrow to hold the values.
+    #[error("layer {layer}: {v_dim} values of a head cannot be among the {k_dim} of its key")]
+    LatentTooNarrow {
+        /// The layer.
+        layer: LayerIdx,
+        /// Values of a key head.
+        k_dim: usize,
+        /// Values of a value head.
+        v_dim: usize,
+    },
 }
 
 impl MemoryConfig {
+    /// Checks that layers that say something of other layers or of their own widths make sense.
+    ///
+    /// # Errors
+    /// [`MemoryConfigError`], for the first that does not.
+    pub fn check_layers(layers: &LayerMap) -> Result<(), MemoryConfigError> {
+        for (layer, memory) in layers.iter() {
+            match memory {
+                LayerMemory::SharedWith(with) if with >= layer => {
+                    return Err(MemoryConfigError::SharedWithLater { layer, with });
+                }
+                LayerMemory::SharedWith(with) if layers.attention(with).is_none() => {
+                    return Err(MemoryConfigError::NothingToShare { layer, with });
+                }
+                LayerMemory::Latent(AttentionMemory { k_dim, v_dim, .. }) if v_dim > k_dim => {
+                    return Err(MemoryConfigError::LatentTooNarrow {
+                        layer,
+                        k_dim,
+                        v_dim,
+                    });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// The attention parts that these layers need, by number of the part.
     ///
     /// # Errors
     /// [`MemoryConfigError`] where layers cannot be as declared, or need a custom memory.
     pub fn parts(&self, layers: &LayerMap) -> Result<Vec<UnifiedConfig>, MemoryConfigError> {
-        layers.check()?;
+        Self::check_layers(layers)?;
         let n_seqs = self.n_seqs;
         if let Some(n_active) = self.n_active.filter(|n| !(1..=n_seqs).contains(n)) {
             return Err(MemoryConfigError::ActiveCount { n_active, n_seqs });

@@ -1,4 +1,4 @@
-// The entries of all grids, as grids.bin of kv-core has them: two or three bits a value. Written by a test, with
+// The entries of all grids, as grids.bin of kv-block has them: two or three bits a value. Written by a test, with
 // UPDATE_TABLE=1.
 #ifndef CELLAR_GRID_TABLE
 #define CELLAR_GRID_TABLE
