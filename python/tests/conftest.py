@@ -2,6 +2,7 @@
 
 import json
 import struct
+import sys
 from pathlib import Path
 
 import cellar
@@ -9,6 +10,10 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests/fixtures"))
+
+from tower_model import tower_model, write_safetensors  # noqa: E402
+
 STORIES = ROOT / "models/stories-llama-f16.gguf"
 ENCODER = ROOT / "tests/fixtures/encoders/bert_tiny"
 RERANKER = ROOT / "tests/fixtures/encoders/bert_rerank_tiny"
@@ -63,17 +68,6 @@ def chat_model(tmp_path_factory):
     return path
 
 
-def write_safetensors(path, tensors):
-    """A file with arrays of float32."""
-    header, data, at = {}, [], 0
-    for name, values in tensors.items():
-        place = [at, at := at + values.nbytes]
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": place}
-        data.append(values.astype("<f4").tobytes())
-    head = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(head)) + head + b"".join(data))
-
-
 @pytest.fixture(scope="session")
 def adapters(tmp_path_factory):
     """The paths of two LoRAs of the story model, as the PEFT library writes them."""
@@ -88,7 +82,7 @@ def adapters(tmp_path_factory):
             module = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
             for part, shape in [("A", (2, width)), ("B", (width, 2))]:
                 values = random.normal(0, 0.2, shape).astype("<f4")
-                tensors[f"{module}.lora_{part}.weight"] = values
+                tensors[f"{module}.lora_{part}.weight"] = shape, values.tobytes()
         write_safetensors(folder / name / "adapter_model.safetensors", tensors)
         (folder / name / "adapter_config.json").write_text(json.dumps(settings))
     return [folder / "tales", folder / "poems"]
@@ -107,44 +101,14 @@ def in_folder(chat_model, adapters, tmp_path, monkeypatch):
     return tmp_path
 
 
-def tower_model(folder, fixture, mark, type):
-    """A tiny model with a tower and random weights, whose template writes a mark for its parts."""
-    words = ROOT / "tests/fixtures/tokenizers/spm512"
-    for name in ["config.json", "preprocessor_config.json"]:
-        (folder / name).write_bytes((fixture / name).read_bytes())
-    tokenizer = json.loads((words / "tokenizer.json").read_text())
-    config = json.loads((fixture / "config.json").read_text())
-    place = config.get("image_token_index", config.get("audio_token_index"))
-    for token in range(512, config["text_config"]["vocab_size"]):
-        text = mark if token == place else f"<extra_{token}>"
-        flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
-        tokenizer["added_tokens"].append({"id": token, "content": text, "special": True, **flags})
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    settings = json.loads((words / "tokenizer_config.json").read_text())
-    settings["chat_template"] = (
-        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
-        "{% for p in m.content %}"
-        f"{{{{ '{mark}' if p.type == '{type}' else p.text }}}}"
-        "{% endfor %}{% endif %}{% endfor %}"
-    )
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    random, tensors = np.random.default_rng(1), {}
-    for tensor in json.loads((fixture / "recipe.json").read_text())["tensors"]:
-        values = random.normal(tensor["mean"], tensor["scale"], tensor["shape"]).astype("<f4")
-        tensors[tensor["name"]] = values
-    write_safetensors(folder / "model.safetensors", tensors)
-    return folder
-
-
 @pytest.fixture(scope="session")
 def seeing_model(tmp_path_factory):
     """The path of a tiny LLaVA."""
-    fixture = ROOT / "tests/fixtures/vision/llava"
-    return tower_model(tmp_path_factory.mktemp("seeing"), fixture, "<image>", "image")
+    return tower_model(tmp_path_factory.mktemp("seeing"), "vision/llava", "<image>", "image")
 
 
 @pytest.fixture(scope="session")
 def hearing_model(tmp_path_factory):
     """The path of a tiny Qwen2-Audio."""
-    fixture = ROOT / "tests/fixtures/audio/qwen2_audio"
-    return tower_model(tmp_path_factory.mktemp("hearing"), fixture, "<|AUDIO|>", "audio")
+    folder = tmp_path_factory.mktemp("hearing")
+    return tower_model(folder, "audio/qwen2_audio", "<|AUDIO|>", "audio")

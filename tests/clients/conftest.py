@@ -2,13 +2,18 @@
 
 import os
 import pathlib
+import sys
 import time
 import urllib.request
 
 import pytest
 from served import TEMPLATE, served
 
-ENCODER = pathlib.Path(__file__).parents[1] / "fixtures" / "encoders" / "bert_tiny"
+FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
+ENCODER = FIXTURES / "encoders" / "bert_tiny"
+sys.path.insert(0, str(FIXTURES))
+
+from tower_model import tower_model  # noqa: E402
 
 
 def serve(*arguments):
@@ -28,6 +33,21 @@ def address(tmp_path_factory):
 def encoder():
     """The address of a server with a model that gives vectors."""
     yield from serve("-m", str(ENCODER))
+
+
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory):
+    """The address of a server with a tiny model that sees."""
+    folder = tower_model(tmp_path_factory.mktemp("seeing"), "vision/llava", "<image>", "image")
+    yield from serve("-m", str(folder), "--alias", "tiny")
+
+
+@pytest.fixture(scope="session")
+def hearing(tmp_path_factory):
+    """The address of a server with a tiny model that hears."""
+    folder = tmp_path_factory.mktemp("hearing")
+    folder = tower_model(folder, "audio/qwen2_audio", "<|AUDIO|>", "audio")
+    yield from serve("-m", str(folder), "--alias", "tiny")
 
 
 @pytest.fixture
