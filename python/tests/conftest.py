@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests/fixtures"))
+sys.path.insert(0, str(ROOT / "tests/fixtures/python"))
 
 from tower_model import tower_model, write_safetensors  # noqa: E402
 

@@ -11,7 +11,7 @@ from served import TEMPLATE, served
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 ENCODER = FIXTURES / "encoders" / "bert_tiny"
-sys.path.insert(0, str(FIXTURES))
+sys.path.insert(0, str(FIXTURES / "python"))
 
 from tower_model import tower_model  # noqa: E402
 
