@@ -143,7 +143,7 @@ fn fewer(part: &str, n: usize) -> PyErr {
     ))
 }
 
-/// The pictures and sounds that are given beside messages.
+/// The pictures and sounds that are given next to messages.
 pub(crate) struct GivenMedia {
     pub(crate) images: Vec<Image>,
     pub(crate) sounds: Vec<Audio>,

@@ -59,7 +59,7 @@ struct Opened {
     model: Arc<dyn Model>,
     /// The recipe's own.
     weights: Arc<dyn WeightSource>,
-    /// What else the head does.
+    /// The rest of the head's work.
     head: String,
 }
 

@@ -285,7 +285,7 @@ fn replays_change_no_bit() {
     }
 }
 
-/// What is launched between two steps of the host is replayed, too.
+/// Launches between two steps of the host are replayed, too.
 #[test]
 fn replays_around_experts_change_no_bit() {
     let case = Case::recipe("mixtral", gpu::register);

@@ -114,7 +114,7 @@ pub struct BackendOptions {
     pub repack: Repack,
     /// The memory that experts of a mixture have: they are read from the model's file as they are
     /// needed, and the results are the same. `None` holds all. For the CPU, which is chosen where
-    /// nothing else is, and for the experts that it computes beside a GPU.
+    /// nothing else is, and for the experts that it computes next to a GPU.
     pub experts: Option<ExpertMemory>,
     /// What reads of experts are counted by, and routers' choices written to, instead of a meter
     /// of the backend's own ([`kv_backend::Backend::expert_meter`]).
@@ -376,8 +376,8 @@ pub struct ExpertPlan {
 }
 
 impl BackendMemory {
-    /// What two backends take on the host that share the memory of experts, if it is limited.
-    pub(crate) fn beside(self, other: Self, experts: Option<&ExpertMemory>) -> Self {
+    /// The memory of two backends on the host that share that of experts, if it is limited.
+    pub(crate) fn with(self, other: Self, experts: Option<&ExpertMemory>) -> Self {
         let both = |of: fn(&Self) -> usize| of(&self).saturating_add(of(&other));
         let plans = [self.experts, other.experts].into_iter().flatten();
         let held = |plan: ExpertPlan| plan.held;

@@ -33,13 +33,13 @@ pub(crate) struct Share {
 /// A model's work on a GPU and the CPU.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares {
-    /// What the CPU computes of whole layers, and of experts alone, each with a backend of its own.
+    /// The CPU's parts: whole layers, and experts alone, each with a backend of its own.
     pub(crate) host: Vec<Share>,
-    /// What the backend computes that was chosen.
+    /// The part of the backend that was chosen.
     pub(crate) backend: Share,
 }
 
-/// Where the parts of a model are computed.
+/// The backend of each part of a model.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Placement {
     /// The layers before it are the CPU's.
@@ -109,8 +109,7 @@ pub(crate) fn n_layers(model: &dyn Model) -> Result<u32, Error> {
     Ok(graph_of_one(model)?.n_blocks())
 }
 
-/// Where the parts of a model are computed with these options: all by one backend, where it has no
-/// GPU.
+/// The placement by these options: all of the model on one backend, where there is no GPU.
 ///
 /// # Errors
 /// [`Error::Model`] where the model cannot build its graph, or cannot be split there;
@@ -137,7 +136,7 @@ pub(crate) fn placement(
     Ok(Placement { point, experts })
 }
 
-/// Where a model's layers are divided.
+/// The point at which a model's layers are divided.
 fn split_point(
     options: &BackendOptions,
     work: &ModelWork<'_>,

@@ -252,7 +252,7 @@ impl ModelWork<'_> {
                 ..DeviceReport::from(needs)
             })
         };
-        let (host, looked_up) = self.beside_device(gpu, &load, &placement)?;
+        let (host, looked_up) = self.host_with_device(gpu, &load, &placement)?;
         Ok(BackendPlan {
             kind: gpu.kind,
             host: Some(host),
@@ -261,9 +261,9 @@ impl ModelWork<'_> {
         })
     }
 
-    /// What the CPU takes while a device computes: the last logits, and the layers and experts that
+    /// The CPU's memory while a device computes: the last logits, and the layers and experts that
     /// it computes. With it, the bytes of matrices that the CPU looks tokens up in.
-    fn beside_device(
+    fn host_with_device(
         &self,
         gpu: &BackendOptions,
         load: &Workload,
@@ -289,7 +289,7 @@ impl ModelWork<'_> {
         for share in &shares {
             let work = share.work(self.weights);
             let planned = plan_backend_memory(&on_host(gpu)?, &work)?;
-            host = host.beside(planned.unwrap_or(nothing), gpu.experts.as_ref());
+            host = host.with(planned.unwrap_or(nothing), gpu.experts.as_ref());
         }
         let graphs: Vec<Graph> = shares.into_iter().flat_map(|share| share.graphs).collect();
         let used: HashSet<String> = graphs

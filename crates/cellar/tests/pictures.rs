@@ -415,7 +415,7 @@ fn others_go_on_between_the_pieces_of_a_picture() {
     for _ in 0..20 {
         step(session);
     }
-    assert_eq!(done(session), (5, 0), "it goes on for nobody");
+    assert_eq!(done(session), (5, 0), "it goes on without a client");
     let seeing = session.submit(request(&about)).unwrap();
     let (mut before, first) = (done(session), step(session));
     let mut n_said = 0;

@@ -16,7 +16,7 @@ use crate::input;
 use crate::models::ModelSource;
 use crate::resolve;
 
-/// Whether a command shows its model pictures, or plays it sounds.
+/// The media of a command's model: texts alone, or pictures and sounds, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PictureUse {
     /// Texts alone.

@@ -100,7 +100,7 @@ impl SharedTiers {
         })
     }
 
-    /// What preempted requests of a model may have; `None` where there is no tier in memory.
+    /// The bytes for preempted requests of a model; `None` where there is no tier in memory.
     ///
     /// # Errors
     /// A directory that cannot be used any more, or no threads.

@@ -72,7 +72,7 @@ impl Settings {
         }
     }
 
-    /// How states are swapped where K and V are as this type: as they are, but as q8_0 at the
+    /// The type of swapped states where K and V are as this type: as they are, but q8_0 at the
     /// least; `None` as they are stored, where that makes them no smaller.
     pub(crate) fn swapped_state_type(&self, wanted: KvType) -> Option<KvType> {
         let bytes = |kv_type: KvType| kv_type.row_bytes(NARROWEST_STATE.block_len());

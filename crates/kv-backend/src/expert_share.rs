@@ -41,7 +41,7 @@ pub struct ExpertShare {
 pub struct SharedGraph {
     /// The graph with operations in the place of mixtures.
     pub rest: Graph,
-    /// What is computed in their place.
+    /// The graphs that are computed in their place.
     pub mixtures: Vec<Graph>,
 }
 
@@ -120,7 +120,7 @@ struct ExpertProgram<B: Backend> {
     state: Mutex<ProgramState<B>>,
 }
 
-/// What a run of experts changes.
+/// The state that a run of experts changes.
 struct ProgramState<B: Backend> {
     program: B::Program,
     /// None: experts remember nothing.
@@ -151,7 +151,8 @@ impl<B: Backend> Drop for Seat<B> {
     }
 }
 
-/// The lock's data; whoever panicked with it left nothing that a run reads before it is written.
+/// The lock's data; a thread that panicked with it left nothing that a run reads before it is
+/// written.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -76,7 +76,7 @@ pub struct CpuExpertPlan {
 pub struct CpuBackend {
     kernels: &'static Kernels,
     team: Team,
-    /// What runs of all programs write to.
+    /// The memory that runs of all programs write to.
     memory: Arc<Mutex<RunMemory>>,
     activations: ActivationChoice,
     repack: RepackChoice,

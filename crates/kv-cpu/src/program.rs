@@ -37,7 +37,7 @@ pub struct ProgramMemory {
     pub arena: usize,
     /// Their bytes if no two buffers shared memory.
     pub without_reuse: usize,
-    /// What is not shared with other programs: the angles of rotations.
+    /// The part that is not shared with other programs: the angles of rotations.
     pub own: usize,
 }
 

@@ -126,8 +126,8 @@ fn the_counts_are_those_of_the_ptx() {
     assert_eq!(kernels, compiled);
 }
 
-/// What machine code must reach to be bound by memory on a GPU with 4.3 bytes of bandwidth for each
-/// warp instruction that it can issue.
+/// Machine code is bound by memory on a GPU with 4.3 bytes of bandwidth for each warp instruction
+/// that it can issue.
 #[test]
 fn machine_code_reads_enough_bytes_an_instruction() {
     for (kernel, of, least) in [

@@ -17,7 +17,7 @@ use crate::{Graph, GraphError, GraphShape, Node, NodeId, Op};
 /// The experts of one mixture in a graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mixture {
-    /// What they compute: a row of its embeddings is those of the operands, concatenated.
+    /// Their own graph: a row of its embeddings is those of the operands, concatenated.
     graph: Graph,
     /// The nodes of the graph that they are.
     nodes: BTreeSet<NodeId>,
@@ -30,7 +30,7 @@ pub struct Mixture {
 }
 
 impl Mixture {
-    /// What the experts compute: a row of its embeddings is those of the operands, concatenated;
+    /// The graph of the experts: a row of its embeddings is those of the operands, concatenated;
     /// its outputs are the columns of the operation that stands for it.
     pub fn graph(&self) -> &Graph {
         &self.graph

@@ -27,7 +27,7 @@ pub struct TensorPattern {
 
 impl TensorPattern {
     /// # Errors
-    /// What the expression gets wrong.
+    /// A text that says where the expression is wrong.
     pub fn new(text: &str) -> Result<Self, String> {
         let config = meta::Config::new().nfa_size_limit(Some(MAX_BYTES));
         let regex = meta::Builder::new().configure(config).build(text);
@@ -82,7 +82,7 @@ impl ExpertLayers {
     /// experts have none.
     ///
     /// # Errors
-    /// What a pattern names that is not all experts of some layers.
+    /// A text with the tensors that are not all experts of some layers.
     pub fn matrices(&self, names: &[String]) -> Result<BTreeMap<u32, BTreeSet<String>>, String> {
         let mut layers: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
         for name in names {

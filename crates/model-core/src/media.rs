@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// What a tower makes rows of.
+/// The kind of media that a tower makes rows of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediaKind {
     /// A picture.

@@ -275,7 +275,7 @@ pub enum PictureError {
     TooLarge {
         /// Its size.
         got: u64,
-        /// What is counted.
+        /// The name of what is counted.
         unit: &'static str,
         /// The most that is taken.
         limit: u64,
@@ -301,7 +301,7 @@ pub enum PictureError {
     SoundTooLarge {
         /// Its size.
         got: u64,
-        /// What is counted.
+        /// The name of what is counted.
         unit: &'static str,
         /// The most that is taken.
         limit: u64,
@@ -319,9 +319,9 @@ pub enum PictureError {
     /// A picture for a model that hears, or a sound for one that sees.
     #[error("the model takes no {given}s: its tower makes rows of {taken}s")]
     OtherMedia {
-        /// What was given.
+        /// The kind that was given.
         given: MediaKind,
-        /// What its tower takes.
+        /// The kind that its tower takes.
         taken: MediaKind,
     },
     /// The prompt has no place for each picture.
@@ -403,7 +403,7 @@ pub struct PartialPicture {
     pub rows: Vec<f32>,
     /// Number of graphs of the next tile that are done.
     pub n_stages: usize,
-    /// What the last of them gave, and what earlier ones gave for a projector.
+    /// Results of the last of them, and those of earlier ones for a projector.
     pub results: Vec<Vec<f32>>,
 }
 

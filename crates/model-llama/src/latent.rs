@@ -40,8 +40,8 @@ impl LlamaLike {
         };
         let rank = hyper.count("attention.kv_lora_rank")?;
         let rows = match heads.described {
-            Described::Rows => [1, rank + shared_dim, rank],
-            Described::Heads => [hyper.count("attention.head_count")?, k_dim, heads.v_dim],
+            HeadForm::Rows => [1, rank + shared_dim, rank],
+            HeadForm::Heads => [hyper.count("attention.head_count")?, k_dim, heads.v_dim],
         };
         check_rows(hyper, rows)?;
         let (rope, stretch) = self.latent_rope(hyper, shared_dim, weights)?;
@@ -155,10 +155,10 @@ fn indexer(
     })
 }
 
-/// What a file's `attention.head_count_kv`, `attention.key_length` and `attention.value_length`
-/// are about.
+/// The heads that a file's `attention.head_count_kv`, `attention.key_length` and
+/// `attention.value_length` are about.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Described {
+enum HeadForm {
     /// The rows that attention over latents reads.
     Rows,
     /// The heads that latents are made into: in files of MiniCPM 3, and in those of DeepSeek from
@@ -170,7 +170,7 @@ enum Described {
 struct LatentHeadSizes {
     k_dim: usize,
     v_dim: usize,
-    described: Described,
+    described: HeadForm,
 }
 
 fn latent_heads(
@@ -182,7 +182,7 @@ fn latent_heads(
         return Ok(LatentHeadSizes {
             k_dim: hyper.count(key)?,
             v_dim: hyper.count("attention.value_length_mla")?,
-            described: Described::Rows,
+            described: HeadForm::Rows,
         });
     }
     let n_heads = hyper.count("attention.head_count")?;
@@ -193,7 +193,7 @@ fn latent_heads(
         return Ok(LatentHeadSizes {
             k_dim: hyper.count("attention.key_length")?,
             v_dim: values.shape.get(1).copied().unwrap_or(0),
-            described: Described::Heads,
+            described: HeadForm::Heads,
         });
     }
     let reason = match optional_weight(weights, "blk.0.attn_kv_b.weight")? {

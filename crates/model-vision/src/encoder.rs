@@ -159,7 +159,7 @@ impl<B: Backend> TowerEncoder<B> {
         Ok(())
     }
 
-    /// What comes in for the patches of a tile.
+    /// The input for the patches of a tile.
     fn given(&mut self, tile: &Tile, cancel: &CancelFlag) -> Result<Tile, PictureError> {
         let tower = Arc::clone(&self.tower);
         let stem = match tower.n_bins {

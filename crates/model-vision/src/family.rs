@@ -47,7 +47,7 @@ pub(crate) enum TowerKind {
 }
 
 impl TowerKind {
-    /// What it makes rows of.
+    /// The kind of media that it makes rows of.
     pub(crate) fn media(self) -> MediaKind {
         match self {
             Self::Whisper => MediaKind::Sound,

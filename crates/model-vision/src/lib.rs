@@ -1,7 +1,7 @@
 //! Vision and audio towers: from the bytes of a picture or a sound to rows that stand in place of
 //! tokens.
 //!
-//! In reading order: [`Vision`] (a tower beside a model), [`PictureReader`] (decodes a picture or
+//! In reading order: [`Vision`] (a tower for a model), [`PictureReader`] (decodes a picture or
 //! a sound and prepares it as the model's own processor does), [`Tower`] (its graphs, as data over
 //! the shared blocks) and [`TowerEncoder`] (runs them on a backend). A family is a row of a table:
 //! which tower it has, how pictures or sounds are prepared for it, and what stands for one in a

@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 /// A part of a message that is a picture or a sound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaPart<'a> {
-    /// Which of both.
+    /// A picture or a sound.
     pub media: MediaKind,
-    /// Where it is: a `data:` URL, or another address; empty where the part has none.
+    /// Its address: a `data:` URL, or another address; empty where the part has none.
     pub address: Cow<'a, str>,
 }
 

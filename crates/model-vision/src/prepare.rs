@@ -11,7 +11,7 @@ use model_core::picture::{PictureError, PictureGrid, PictureRow, Tile};
 
 use crate::pixels::{Filter, Pixels};
 use crate::size::{Size, SmartSize, filled, fitted, shorter_side};
-use crate::slices::Slicing;
+use crate::slices::SliceRules;
 use crate::tiles::{TileGrid, Tiling};
 
 /// The way from pictures to patches.
@@ -114,7 +114,7 @@ pub(crate) enum Shape {
         class_row: ClassRow,
     },
     /// The whole, and slices: squares of squares of patches follow each other (MiniCPM-V 4.6).
-    Sliced(Slicing),
+    Sliced(SliceRules),
 }
 
 /// A picture as a tower takes it.
@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn squares_are_in_squares() {
-        let sliced = preparation(Shape::Sliced(Slicing {
+        let sliced = preparation(Shape::Sliced(SliceRules {
             side: 16,
             factor: 8,
             most: 1,

@@ -43,7 +43,7 @@ pub struct PictureReader {
 }
 
 impl PictureReader {
-    /// What its tower makes rows of.
+    /// The kind of media that its tower makes rows of.
     pub fn media(&self) -> MediaKind {
         self.family.tower.media()
     }
@@ -139,7 +139,7 @@ impl PictureReader {
         Ok(self.placed(prepare::PreparedPicture::of_tiles(tiles)))
     }
 
-    /// What a prompt has of it.
+    /// The prepared picture as a prompt has it.
     fn placed(&self, prepared: prepare::PreparedPicture) -> PreparedPicture {
         let rows_of = |tile: &Tile| self.arrangement.n_rows(tile);
         let n_rows = match prepared.layout.len() {

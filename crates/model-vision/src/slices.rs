@@ -1,4 +1,4 @@
-//! [`Slicing`]: a large picture as slices, with the whole before them (MiniCPM-V).
+//! [`SliceRules`]: a large picture as slices, with the whole before them (MiniCPM-V).
 //!
 //! Unlike tiles, slices are no squares: picture and slices nearly keep their shapes. Invariant: the
 //! whole comes first, then slices in reading order. Knows no patches.
@@ -11,7 +11,7 @@ use crate::tiles::{CutPicture, TileGrid};
 
 /// The sizes of a whole and of slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slicing {
+pub(crate) struct SliceRules {
     /// Each has about as many pixels as a square of this side.
     pub(crate) side: u32,
     /// Their sides are multiples of so many pixels.
@@ -20,7 +20,7 @@ pub(crate) struct Slicing {
     pub(crate) most: u32,
 }
 
-impl Slicing {
+impl SliceRules {
     /// The whole and the slices of a picture.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ mod tests {
     /// Sizes of pictures, and of whole, rows and columns, and slices, by the models' processor.
     #[test]
     fn sizes_are_the_processors() {
-        let slicing = Slicing {
+        let slicing = SliceRules {
             side: 448,
             factor: 56,
             most: 9,

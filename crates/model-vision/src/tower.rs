@@ -160,7 +160,7 @@ pub struct Tower {
     pub(crate) attention: AttentionBlock,
     pub(crate) feed_forward: TowerFeedForward,
     pub(crate) residual: TowerResidual,
-    /// What makes rows fewer between two layers, where something does.
+    /// The merger between two layers, where rows become fewer there.
     pub(crate) merger: Option<Merger>,
     /// The window of each layer.
     pub(crate) windows: Vec<Window>,
@@ -210,7 +210,7 @@ impl Tower {
         self.clipped.applied(b.finish(&outputs)?)
     }
 
-    /// What comes in for patches, embedded and at their places.
+    /// Patches, embedded and at their places.
     fn placed_patches(&self, b: &mut GraphBuilder) -> Result<NodeId, GraphError> {
         let given = b.input(Input::Embeddings {
             dim: self.given_len(),

@@ -1,6 +1,6 @@
 //! [`TierCounts`]: what a tier did. Plain data.
 
-/// What a tier did.
+/// The work of a tier so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierCounts {
     /// Groups that were fetched.
@@ -23,7 +23,7 @@ pub struct TierCounts {
     pub n_forged: u64,
     /// Jobs that failed.
     pub n_failed: u64,
-    /// How often the store was down.
+    /// The number of times that the store was down.
     pub n_down: u64,
 }
 

@@ -49,8 +49,8 @@ pub enum Job {
         payload: Arc<[u8]>,
     },
     /// Keep bytes as groups of one handle of the store ([`GroupStore::pin`]), however many wait.
-    /// Where nobody but the job has the bytes when its turn comes, nobody needs them, and nothing
-    /// is kept.
+    /// Nothing is kept where the job alone has the bytes when its turn comes: they are not needed
+    /// any more.
     ///
     /// [`GroupStore::pin`]: crate::GroupStore::pin
     Pin {

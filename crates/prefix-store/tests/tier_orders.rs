@@ -16,7 +16,7 @@ use cellar_prefix_store::{
 };
 
 #[path = "../src/tier/mod.rs"]
-#[allow(dead_code, unreachable_pub)] // what the engine asks of it besides
+#[allow(dead_code, unreachable_pub)] // what the engine alone asks of it
 mod tier;
 
 use tier::{Tier, TierConfig};

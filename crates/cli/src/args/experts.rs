@@ -25,7 +25,7 @@ static IS_TRACED: AtomicBool = AtomicBool::new(false);
 pub(crate) struct ExpertArgs {
     /// Memory for the experts of a mixture: those stay that are needed most, and others are read
     /// from the model's file as they are needed. The text is the same. For the cpu backend, and for
-    /// experts that the CPU computes beside a GPU [default: all are held]
+    /// experts that the CPU computes next to a GPU [default: all are held]
     #[arg(
         long,
         visible_alias = "expert-ram",

@@ -73,7 +73,7 @@ impl SwapArgs {
     /// So many bytes of a directory, as files that only this process reads.
     ///
     /// # Errors
-    /// Where the directory cannot be used, or no thread starts.
+    /// The directory cannot be used, or no thread starts.
     pub(crate) fn disk_in(config: DirectoryConfig, n_bytes: u64) -> Result<SwapDisk, StoreError> {
         let store = DirectoryStore::open(config)?;
         let key = StoreKey::random()?;

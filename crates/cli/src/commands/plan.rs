@@ -77,7 +77,7 @@ struct Report {
     /// What a device holds that computes.
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<DeviceReport>,
-    /// What --n-cpu-moe is to be, where --vram chose it.
+    /// The number for --n-cpu-moe, where --vram chose it.
     #[serde(skip_serializing_if = "Option::is_none")]
     n_cpu_moe: Option<u32>,
 }

@@ -63,20 +63,20 @@ pub struct ServiceConfig {
     pub long_context: LongContext,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,
-    /// Where the costs of drafts come from, which decide how many tokens a head drafts.
+    /// The source of the costs of drafts, which decide how many tokens a head drafts.
     pub draft_costs: DraftCostSource,
     /// Whether frames for watchers have tokens of requests and cached prefixes.
     pub excerpts: ExcerptLen,
 }
 
-/// Where the costs of drafts come from. Texts are the same with both.
+/// The source of the costs of drafts. Texts are the same with both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DraftCostSource {
     /// Measured from step to step: heads draft as much as pays on this machine at this moment.
     #[default]
     Measured,
-    /// What is usual: the same requests are drafted for in the same way, however fast the machine
-    /// is.
+    /// Fixed numbers, as they usually are: the same requests are drafted for in the same way,
+    /// however fast the machine is.
     Usual,
 }
 

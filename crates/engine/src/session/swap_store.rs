@@ -21,7 +21,7 @@ use cellar_prefix_store::{
 use cellar_scheduler::RequestId;
 use kv_core::SeqId;
 
-/// The longest time that a step waits for one answer of a tier, besides that of a slow disk.
+/// The longest time that a step waits for one answer of a tier, without that of a slow disk.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Bytes that a slow disk writes or reads in a second.
@@ -30,7 +30,7 @@ const SLOW_DISK: u64 = 8 << 20;
 /// A place for the states that the memory of the host has no room for.
 #[derive(Debug)]
 pub struct SwapDisk {
-    /// Where they are pinned: a tier of one handle of a store that can do that, as
+    /// The tier that pins them: of one handle of a store that can do that, as
     /// [`DirectoryStore`](cellar_prefix_store::DirectoryStore).
     pub tier: Tier,
     /// Bytes that they may have together.
@@ -48,7 +48,7 @@ pub(super) struct SwapStore {
     disk: Option<Tier>,
     /// Bytes on their way to the disk by number of the state, also of those that are not wanted any
     /// more.
-    writing: BTreeMap<JobId, Writing>,
+    writing: BTreeMap<JobId, PendingWrite>,
     /// The pinned state that is in memory, or being read into it.
     ahead: Option<RequestId>,
     /// States that are not pinned, though they should be.
@@ -60,7 +60,7 @@ pub(super) struct SwapStore {
 
 /// Bytes on their way to the disk.
 #[derive(Debug)]
-struct Writing {
+struct PendingWrite {
     n_bytes: u64,
     reserved: Option<ReservedBytes>,
 }
@@ -215,7 +215,7 @@ impl SwapStore {
         };
         if disk.submit(job).is_ok() {
             state.pin = Pin::BeingWritten;
-            let writing = Writing {
+            let writing = PendingWrite {
                 n_bytes: state.n_bytes,
                 reserved: state.reserved.take(),
             };

@@ -118,7 +118,7 @@ fn serve(
 }
 
 /// 16 requests at once, with preemptions forced every 1, 3 and 17 steps, with and without reuse.
-/// What was drafted where measured times decide nothing: the same on every machine.
+/// Gives the drafts where measured times decide nothing: the same on every machine.
 fn check(case: &Case) -> Speculated {
     check_with(case, &headed(case))
 }

@@ -52,7 +52,7 @@ struct FaultyStore {
     n_written: usize,
     /// The frame of the first state.
     first: Option<Arc<[u8]>>,
-    /// How many states came back as others.
+    /// The number of states that came back as others.
     n_wrong: Arc<AtomicU64>,
 }
 

@@ -81,7 +81,7 @@ impl<D: Device> Lower<'_, D> {
     /// A place for the values of node `id` as blocks of int8, and their number, where a later
     /// product wants them so and they are whole blocks of `run` values in a row. Otherwise a place
     /// that is not written, and 0.
-    pub(super) fn int8_beside(&mut self, id: NodeId, run: usize) -> Result<(Operand<D>, u32)> {
+    pub(super) fn with_int8(&mut self, id: NodeId, run: usize) -> Result<(Operand<D>, u32)> {
         let graph = self.context.graph;
         let n_blocks = graph.node(id).map_or(0, |node| node.n_values() / 32);
         let mut wanted = false;

@@ -243,7 +243,7 @@ impl<'a, D: Device> Attention<'a, D> {
         // What is rotated back afterwards is not what a product reads.
         let is_final = self.attended.v_shape.rotation.is_none() && logs == 0;
         let (blocks, n_blocks) = if is_final {
-            lower.int8_beside(self.id, self.node.n_values())?
+            lower.with_int8(self.id, self.node.n_values())?
         } else {
             (Operand::Inputs(0), 0)
         };

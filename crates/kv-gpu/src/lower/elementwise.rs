@@ -58,7 +58,7 @@ impl<D: Device> Lower<'_, D> {
         let mut operands = self.operands(node, node.operands.len())?;
         operands.push(self.result(id));
         if matches!(kernel, "gate" | "clamped_gate" | "activate") {
-            let (blocks, n_blocks) = self.int8_beside(id, node.n_values())?;
+            let (blocks, n_blocks) = self.with_int8(id, node.n_values())?;
             settings.n_blocks = n_blocks;
             operands.push(blocks);
         }

@@ -43,7 +43,7 @@ impl<D: Device> Lower<'_, D> {
         };
         let grid = Grid::rows(n_blocks);
         let y = self.result(id);
-        let (blocks, n_blocks) = self.int8_beside(id, settings.dim as usize)?;
+        let (blocks, n_blocks) = self.with_int8(id, settings.dim as usize)?;
         let settings = Settings {
             n_blocks,
             ..settings
@@ -116,7 +116,7 @@ impl<D: Device> Lower<'_, D> {
         let gain = gain.unwrap_or_else(|| x.clone());
         let (sum, y) = (self.result(id), self.result(norm_id));
         self.done[norm_id.as_usize()] = true;
-        let (blocks, n_blocks) = self.int8_beside(norm_id, settings.dim as usize)?;
+        let (blocks, n_blocks) = self.with_int8(norm_id, settings.dim as usize)?;
         let settings = Settings {
             n_blocks,
             ..settings

@@ -88,7 +88,7 @@ fn rows_that_are_no_whole_blocks_are_quantized_by_themselves() {
     assert_eq!(n_steps(&graph, &weights, Precision::Fast), 3);
 }
 
-/// What three tokens find that attend over each other: rows of 192 values.
+/// The result of three tokens that attend over each other: rows of 192 values.
 fn found(b: &mut GraphBuilder) -> NodeId {
     let spec = AttendSpec {
         n_heads: 4,

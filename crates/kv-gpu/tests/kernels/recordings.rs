@@ -12,7 +12,7 @@ use kv_rows::KvType;
 
 use crate::bandwidth::{Sequences, attention};
 
-/// What a device was asked for.
+/// The calls of a device.
 #[derive(Debug, Default)]
 struct Log {
     is_recording: bool,
@@ -32,7 +32,7 @@ struct Lazy {
 
 /// A kernel with its name.
 #[derive(Debug)]
-struct Named {
+struct NamedKernel {
     name: String,
     kernel: <Sim as Device>::Kernel,
 }
@@ -46,7 +46,7 @@ fn inner<'a>(region: &Region<'a, Lazy>) -> Region<'a, Sim> {
 
 impl Device for Lazy {
     type Buffer = <Sim as Device>::Buffer;
-    type Kernel = Named;
+    type Kernel = NamedKernel;
     type Recording = <Sim as Device>::Recording;
 
     fn name(&self) -> &'static str {
@@ -82,9 +82,9 @@ impl Device for Lazy {
         self.sim.copy(inner(&from), inner(&to), len)
     }
 
-    fn kernel(&self, name: &str) -> Result<Named, BackendError> {
+    fn kernel(&self, name: &str) -> Result<NamedKernel, BackendError> {
         let kernel = self.sim.kernel(name)?;
-        Ok(Named {
+        Ok(NamedKernel {
             name: name.to_owned(),
             kernel,
         })
@@ -92,7 +92,7 @@ impl Device for Lazy {
 
     fn launch(
         &self,
-        kernel: &Named,
+        kernel: &NamedKernel,
         grid: [u32; 2],
         arguments: &[Argument<'_, Self>],
     ) -> Result<(), BackendError> {

@@ -18,9 +18,9 @@ const VALUES: &str = "attn_v_b.weight";
 /// One of the two matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LatentPart {
-    /// What turns a head's queries into latents.
+    /// The part that turns a head's queries into latents.
     Keys,
-    /// What makes a head's values of latents.
+    /// The part that makes a head's values of latents.
     Values,
 }
 

@@ -480,7 +480,7 @@ impl Source<'_> {
         })
     }
 
-    /// What makes rows fewer between two layers.
+    /// The merger, which makes rows fewer between two layers.
     fn merger(&self, n_layers: usize) -> Result<Merger, ModelError> {
         let merge = self.merge()?;
         if merge != MERGER_SIDE * MERGER_SIDE {

@@ -9,7 +9,7 @@ use crate::family::{Family, ProjectorKind, TowerKind};
 use crate::pixels::{Filter, MAX_PIXELS};
 use crate::prepare::{ClassRow, Precision, Preparation, Shape};
 use crate::size::{Size, SmallSides, SmartSize};
-use crate::slices::Slicing;
+use crate::slices::SliceRules;
 use crate::tiles::Tiling;
 use crate::tower::LINE_END;
 
@@ -140,7 +140,7 @@ impl Source<'_> {
             }
             TowerKind::MiniCpm => {
                 let [_, most] = self.tile_counts([1, 9])?;
-                Shape::Sliced(Slicing {
+                Shape::Sliced(SliceRules {
                     side: as_u32(self.count("image_size")?),
                     factor: as_u32(self.patch * self.merge()?),
                     most,

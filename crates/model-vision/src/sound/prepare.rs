@@ -19,7 +19,7 @@ pub(crate) struct SoundPreparation {
     pub(crate) n_rows: usize,
     /// Rows of the tower that become one.
     pub(crate) joined: usize,
-    /// How often a sound may be as long as a tower takes at once.
+    /// The longest sound, in lengths that a tower takes at once.
     pub(crate) most_tiles: usize,
 }
 

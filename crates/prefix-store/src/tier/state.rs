@@ -18,7 +18,7 @@ pub(super) struct State {
     /// Names that wait to be written or are being written.
     pub(super) writing: BTreeSet<GroupName>,
     pub(super) waiting_bytes: u64,
-    /// Reads without an outcome, and when nobody waits for them any more.
+    /// Reads without an outcome, and the time from which no request waits for them.
     pub(super) pending: BTreeMap<JobId, Instant>,
     /// Pins without an outcome.
     pub(super) pins: BTreeSet<JobId>,

@@ -35,7 +35,7 @@ pub(crate) struct ActiveRequest {
     pub(crate) is_rounded: bool,
     /// Its source is to be encoded before its first step.
     pub(crate) awaits_source: bool,
-    /// What its next tokens need is not there yet: no step has any of them.
+    /// True while an input of its next tokens is not there yet: no step has any of them.
     pub(crate) is_held: bool,
 }
 

@@ -101,8 +101,8 @@ pub enum Event {
     SpillFailed(RequestId),
     /// The step that was planned last could not be computed, and the memory was rolled back.
     StepFailed(StepFailure),
-    /// What the next tokens of a request need is not there yet, such as the rows of a picture: no
-    /// step has any of them before [`Event::Ready`], or before it was preempted. One that has no
+    /// An input of a request's next tokens is not there yet, such as the rows of a picture: no step
+    /// has any of them before [`Event::Ready`], or before it was preempted. One that has no
     /// sequence changes nothing.
     Hold(RequestId),
     /// It is there: for the request that has this text.

@@ -367,7 +367,7 @@ impl Simulator {
         true
     }
 
-    /// Whether a step is not begun, as some of its requests are held from now on.
+    /// True if a step is not begun, as some of its requests are held from now on.
     fn puts_off(&mut self, step: &Step) -> bool {
         let held = self.holds.as_mut().map(|holds| holds.hold(step));
         let held = held.filter(|held| !held.is_empty()).unwrap_or_default();

@@ -15,15 +15,15 @@ use crate::commands::answer::{Answer, ThinkingFormat};
 /// A picture or a sound of a message.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ShownPicture {
-    /// Which of both.
+    /// A picture or a sound.
     pub(super) media: MediaKind,
     /// The file that it was read from.
     pub(super) path: PathBuf,
-    /// What the model sees or hears.
+    /// Its values as the model sees or hears them.
     pub(super) prepared: PreparedPicture,
 }
 
-/// What the user wrote, and the pictures and sounds before it.
+/// A message of the user, and the pictures and sounds before it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct UserMessage {
     /// The text.
