@@ -11,7 +11,7 @@ use cellar_prefix_store::{
     DirectoryConfig, DirectoryStore, GroupStore, HostStore, StoreError, StoreKey, Tier, TierConfig,
 };
 
-use crate::args::{StoreArgs, SwapArgs};
+use crate::args::StoreArgs;
 
 /// The name of the file with the key of a directory.
 const KEY: &str = "key";
@@ -110,7 +110,7 @@ impl SharedTiers {
         };
         let disk = self.directory.clone().map(|directory| {
             let n_bytes = directory.max_bytes / 2;
-            SwapArgs::disk_in(directory, n_bytes).context("--cache-dir")
+            swap_disk(directory, n_bytes).context("--cache-dir")
         });
         Ok(Some(SharedSwap {
             n_bytes: host.max_bytes() / 2,
@@ -132,4 +132,15 @@ impl SharedTiers {
         let _none = &self.url;
         Ok(Vec::new())
     }
+}
+
+/// So many bytes of a directory for preempted requests, as files that only this process reads.
+///
+/// # Errors
+/// The directory cannot be used, or no thread starts.
+pub(crate) fn swap_disk(config: DirectoryConfig, n_bytes: u64) -> Result<SwapDisk, StoreError> {
+    let store = DirectoryStore::open(config)?;
+    let key = StoreKey::random()?;
+    let tier = Tier::start(key, vec![Box::new(store)], TierConfig::default())?;
+    Ok(SwapDisk { tier, n_bytes })
 }

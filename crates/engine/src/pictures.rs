@@ -48,8 +48,7 @@ impl Viewers {
 #[derive(Clone, Debug)]
 struct KeptRows {
     viewers: Viewers,
-    name: PictureName,
-    rows: Arc<[f32]>,
+    picture: SeenPicture,
 }
 
 /// The rows of a picture that wait for the step that needs them, whether they are kept or not.
@@ -104,12 +103,12 @@ impl Tower {
         self.n_pieces
     }
 
-    /// The rows of a picture, where they are kept.
-    fn kept(&mut self, name: PictureName, viewers: Viewers) -> Option<Arc<[f32]>> {
-        let is_it = |kept: &KeptRows| (kept.viewers, kept.name) == (viewers, name);
+    /// The rows of a picture, where they are kept; they are the last to go then.
+    fn use_kept(&mut self, name: PictureName, viewers: Viewers) -> Option<Arc<[f32]>> {
+        let is_it = |kept: &KeptRows| (kept.viewers, kept.picture.name) == (viewers, name);
         let at = self.kept.iter().position(is_it)?;
         let found = self.kept.remove(at)?;
-        let rows = Arc::clone(&found.rows);
+        let rows = Arc::clone(&found.picture.rows);
         self.kept.push_back(found);
         Some(rows)
     }
@@ -135,7 +134,7 @@ impl Tower {
             let values = if is_due(&run) {
                 let found = seen.iter().find(|seen| seen.name == name);
                 let found = found.map(|seen| Arc::clone(&seen.rows));
-                let found = found.or_else(|| self.kept(name, viewers));
+                let found = found.or_else(|| self.use_kept(name, viewers));
                 Some(found.ok_or_else(|| Arc::clone(&run.picture))?)
             } else {
                 None
@@ -173,9 +172,8 @@ impl Tower {
             job.texts.retain(|&text| waits(text));
         }
         self.jobs.retain(|job| !job.texts.is_empty());
-        self.jobs
-            .front()
-            .map_or_else(BTreeSet::new, |job| job.texts.clone())
+        let next = self.jobs.front();
+        next.map(|job| job.texts.clone()).unwrap_or_default()
     }
 
     /// Computes a piece of the picture that is computed next, and gives it with the last one. When
@@ -202,10 +200,9 @@ impl Tower {
         };
         self.kept.push_back(KeptRows {
             viewers: job.viewers,
-            name: seen.name,
-            rows: Arc::clone(&seen.rows),
+            picture: seen.clone(),
         });
-        let bytes_of = |kept: &KeptRows| size_of_val(&kept.rows[..]);
+        let bytes_of = |kept: &KeptRows| size_of_val(&kept.picture.rows[..]);
         while self.kept.iter().map(bytes_of).sum::<usize>() > self.n_bytes {
             self.kept.pop_front();
         }

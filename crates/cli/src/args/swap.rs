@@ -4,12 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use cellar_engine::serve::SwapDisk;
-use cellar_prefix_store::{
-    DirectoryConfig, DirectoryStore, StoreError, StoreKey, Tier, TierConfig,
-};
+use cellar_prefix_store::DirectoryConfig;
 use kv_rows::KvType;
 
 use super::byte_size::ByteSize;
+use crate::prefix_tiers::swap_disk;
 
 /// How many bytes of them are kept, in memory and in files.
 #[derive(Debug, clap::Args)]
@@ -66,18 +65,7 @@ impl SwapArgs {
             dir: dir.clone(),
             max_bytes: u64::MAX,
         };
-        let disk = Self::disk_in(config, self.disk_bytes()).context("--swap-dir")?;
+        let disk = swap_disk(config, self.disk_bytes()).context("--swap-dir")?;
         Ok(Some(disk))
-    }
-
-    /// So many bytes of a directory, as files that only this process reads.
-    ///
-    /// # Errors
-    /// The directory cannot be used, or no thread starts.
-    pub(crate) fn disk_in(config: DirectoryConfig, n_bytes: u64) -> Result<SwapDisk, StoreError> {
-        let store = DirectoryStore::open(config)?;
-        let key = StoreKey::random()?;
-        let tier = Tier::start(key, vec![Box::new(store)], TierConfig::default())?;
-        Ok(SwapDisk { tier, n_bytes })
     }
 }

@@ -68,6 +68,7 @@ mod record;
 mod store;
 mod stream;
 mod swap;
+mod swap_state;
 mod swap_store;
 mod text;
 mod watch;
@@ -321,7 +322,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// Does what the scheduler plans next.
     pub fn step(&mut self) -> Activity {
         self.cancel_unwanted();
-        self.watch_files();
+        self.watch_swapped();
         self.watch_store();
         self.draft();
         self.group_positions();

@@ -13,7 +13,7 @@ use kv_core::memory::{Memory, Refusal, RestoreInto, Seqs};
 use kv_rows::KvType;
 
 use super::Session;
-use super::swap_store::HeldState;
+use super::swap_state::HeldState;
 use crate::decode::Engine;
 use crate::error::EngineError;
 use crate::state::SaveOptions;
@@ -115,8 +115,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         Ok(())
     }
 
-    /// Takes in what became of files, and begins to read the state that comes back next.
-    pub(super) fn watch_files(&mut self) {
+    /// Takes in what could not be pinned, and begins to read the state that comes back next.
+    pub(super) fn watch_swapped(&mut self) {
         for request in self.swapped.take_failed() {
             self.handle(Event::SpillFailed(request));
         }

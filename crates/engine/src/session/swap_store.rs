@@ -5,9 +5,8 @@
 //! is in memory until it is pinned, and again before it is needed, where the scheduler can tell.
 //! Invariant: states that are in memory and not pinned have at most the bytes of the budget, which
 //! are those of the host's tier where they are to be; of the pinned ones, one is in memory in
-//! addition. One that cannot be pinned stays in memory; one that
-//! cannot be read, or is not what was written, is lost, and its request is computed again. Knows no
-//! scheduler.
+//! addition. One that cannot be pinned stays in memory; one that cannot be read, or is not what was
+//! written, is lost, and its request is computed again. Knows no scheduler.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -15,11 +14,11 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cellar_prefix_store::{
-    Group, GroupName, HostStore, Job, JobId, MAX_PAYLOAD, Outcome, ReservedBytes, Tier,
-};
+use cellar_prefix_store::{HostStore, Job, JobId, Outcome, ReservedBytes, Tier};
 use cellar_scheduler::RequestId;
 use kv_core::SeqId;
+
+use super::swap_state::{HeldState, Pin, SavedBytes, StateBytes, StoredState};
 
 /// The longest time that a step waits for one answer of a tier, without that of a slow disk.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -44,7 +43,7 @@ pub(super) struct SwapStore {
     n_bytes: u64,
     /// Cached prefixes that have the same bytes.
     host: Option<HostStore>,
-    states: BTreeMap<RequestId, Stored>,
+    states: BTreeMap<RequestId, StoredState>,
     disk: Option<Tier>,
     /// Bytes on their way to the disk by number of the state, also of those that are not wanted any
     /// more.
@@ -53,7 +52,7 @@ pub(super) struct SwapStore {
     ahead: Option<RequestId>,
     /// States that are not pinned, though they should be.
     failed: Vec<RequestId>,
-    /// States that were saved.
+    /// States that were saved: the number of the next one.
     n_saved: u64,
     has_warned: bool,
 }
@@ -65,92 +64,11 @@ struct PendingWrite {
     reserved: Option<ReservedBytes>,
 }
 
-#[derive(Debug)]
-struct Stored {
-    /// Tells it from every other state of this store. A state has one job at a time.
-    job: JobId,
-    seq: SeqId,
-    n_bytes: u64,
-    bytes: Option<StateBytes>,
-    /// The bytes of the host's tier that these are.
-    reserved: Option<ReservedBytes>,
-    pin: Pin,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pin {
-    None,
-    BeingWritten,
-    Complete,
-    BeingRead,
-    Unreadable,
-}
-
-/// The bytes of a state in memory.
-#[derive(Clone, Debug)]
-pub(super) enum StateBytes {
-    Saved(Arc<Vec<u8>>),
-    Read(Group),
-}
-
-/// A state in memory.
-#[derive(Debug)]
-pub(super) struct HeldState {
-    /// The sequence that it was saved of.
-    pub(super) seq: SeqId,
-    pub(super) bytes: StateBytes,
-}
-
-/// The bytes of a state that was saved.
-#[derive(Debug)]
-pub(super) struct SavedBytes {
-    bytes: Vec<u8>,
-    reserved: Option<ReservedBytes>,
-}
-
 /// Takes the bytes of a state, as many as there is room for.
 pub(super) struct StateWriter<'s> {
     store: &'s mut SwapStore,
     saved: SavedBytes,
     limit: u64,
-}
-
-impl StateBytes {
-    pub(super) fn as_slice(&self) -> &[u8] {
-        match self {
-            Self::Saved(bytes) => bytes,
-            Self::Read(group) => group.payload(),
-        }
-    }
-}
-
-impl Stored {
-    /// The groups that it is pinned as.
-    fn names(&self) -> Vec<GroupName> {
-        let n_pieces = self.n_bytes.div_ceil(MAX_PAYLOAD).max(1);
-        let name = |piece: u64| {
-            let mut name = [0; 32];
-            let numbers = [self.job.0.to_be_bytes(), piece.to_be_bytes()].concat();
-            name.iter_mut()
-                .zip(numbers)
-                .for_each(|(to, from)| *to = from);
-            GroupName(name)
-        };
-        (0..n_pieces).map(name).collect()
-    }
-
-    /// Its bytes, where these groups are all of them.
-    fn joined(&self, mut groups: Vec<Group>) -> Option<StateBytes> {
-        let n_bytes = groups.iter().map(|group| group.payload().len() as u64);
-        if n_bytes.sum::<u64>() != self.n_bytes {
-            return None;
-        }
-        if groups.len() == 1 {
-            return groups.pop().map(StateBytes::Read);
-        }
-        let payloads: Vec<&[u8]> = groups.iter().map(Group::payload).collect();
-        Some(StateBytes::Saved(Arc::new(payloads.concat())))
-    }
 }
 
 impl SwapStore {
@@ -186,7 +104,7 @@ impl SwapStore {
     pub(super) fn insert(&mut self, request: RequestId, seq: SeqId, saved: SavedBytes) -> u64 {
         let SavedBytes { bytes, reserved } = saved;
         let n_bytes = bytes.len() as u64;
-        let state = Stored {
+        let state = StoredState {
             job: JobId(self.n_saved),
             seq,
             n_bytes,
@@ -294,7 +212,7 @@ impl SwapStore {
             self.ahead = None;
         }
         let names = state.names();
-        drop(state.bytes); // what is not begun yet is not written then
+        drop(state.bytes); // a pin that has not begun is not written then; `cancel` is for reads
         if let (true, Some(disk)) = (state.pin != Pin::None, &self.disk) {
             disk.cancel(state.job);
             // Where the tier takes no jobs any more, nothing is pinned.
@@ -380,7 +298,7 @@ impl SwapStore {
 
     /// Bytes that a further state may have.
     fn room(&self) -> u64 {
-        let in_memory = |state: &&Stored| state.pin == Pin::None;
+        let in_memory = |state: &&StoredState| state.pin == Pin::None;
         let held = self.states.values().filter(in_memory);
         let held: u64 = held.map(|state| state.n_bytes).sum();
         let taken = held.saturating_add(self.writing_bytes());
@@ -434,7 +352,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use cellar_prefix_store::{
-        GroupStore, Kept, MIN_SECRET, SealedPayload, StoreError, StoreKey, TierConfig,
+        GroupName, GroupStore, Kept, MIN_SECRET, SealedPayload, StoreError, StoreKey, TierConfig,
     };
 
     use super::*;
@@ -536,7 +454,7 @@ mod tests {
 
     /// A state that is not wanted any more is not written.
     #[test]
-    fn a_request_that_ends_has_no_file() {
+    fn a_request_that_ends_is_not_pinned() {
         let (mut store, allow) = store(100);
         for request in [1, 2] {
             save(&mut store, request, &[1; 10]).unwrap();
@@ -551,7 +469,7 @@ mod tests {
         assert_eq!(bytes_of(&mut store, 1), Some(vec![1; 10]));
     }
 
-    /// One state of a file is in memory at a time.
+    /// One pinned state is in memory at a time.
     #[test]
     fn one_state_is_read_ahead() {
         let (mut store, allow) = store(100);
@@ -575,7 +493,7 @@ mod tests {
         assert_eq!(in_memory(&store), [3]);
         store.remove(RequestId(3));
         assert_eq!(bytes_of(&mut store, 1), Some(vec![1; 30]));
-        // Without its file, a state is lost.
+        // Without its group, a state is lost.
         let names = store.states[&RequestId(2)].names();
         let disk = store.disk.as_ref().unwrap();
         disk.submit(Job::Evict { names }).unwrap();

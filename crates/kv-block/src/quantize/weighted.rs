@@ -262,4 +262,17 @@ mod tests {
         let refused = quantize_weighted(BlockFormat::Q4_0, &values[..31], &[1.0; 31]);
         assert!(matches!(refused, Err(QuantizeError::PartialBlock { .. })));
     }
+
+    /// Importance makes no difference to the formats that are not listed.
+    #[test]
+    fn all_weighted_formats_are_listed() {
+        let values = noise(256, 9);
+        let importance: Vec<f32> = (1..=256u16).map(f32::from).collect();
+        for format in BlockFormat::ALL {
+            if !WEIGHTED_FORMATS.contains(&format) {
+                let weighted = quantize_weighted(format, &values, &importance).ok();
+                assert_eq!(weighted, quantize(format, &values).ok(), "{format}");
+            }
+        }
+    }
 }

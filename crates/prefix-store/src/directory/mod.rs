@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use self::scan::{Found, Part, is_ours, owner_of};
+use self::scan::{FoundGroup, Part, is_ours, owner_of};
 pub use disk::{Disk, SystemDisk};
 
 use crate::error::StoreError;
@@ -174,7 +174,7 @@ impl<D: Disk> DirectoryStore<D> {
 
     /// Finds what is there: other processes put and remove groups, too.
     fn look(&mut self) {
-        let mut found: Vec<Found> = scan::groups(&self.config.dir, self.owner).collect();
+        let mut found: Vec<FoundGroup> = scan::groups(&self.config.dir, self.owner).collect();
         // Whatever clocks did meanwhile: times are only compared with one another.
         found.sort_by_key(|group| (group.modified, group.name));
         let mut ledger = Ledger::default();
@@ -362,13 +362,11 @@ impl<D: Disk> Drop for DirectoryStore<D> {
 }
 
 /// So many bytes of a file.
-fn read_bytes(mut file: &File, n_bytes: u64) -> io::Result<Arc<[u8]>> {
+fn read_bytes(file: &File, n_bytes: u64) -> io::Result<Arc<[u8]>> {
     let mut bytes = Vec::new();
     let room = bytes.try_reserve_exact(usize::try_from(n_bytes).unwrap_or(usize::MAX));
     room.map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-    Read::by_ref(&mut file)
-        .take(n_bytes)
-        .read_to_end(&mut bytes)?;
+    file.take(n_bytes).read_to_end(&mut bytes)?;
     Ok(bytes.into())
 }
 

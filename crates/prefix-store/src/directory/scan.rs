@@ -12,7 +12,7 @@ use crate::key::GroupName;
 
 /// A file that may be a group.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
+pub(super) struct FoundGroup {
     pub(super) name: GroupName,
     pub(super) n_bytes: u64,
     pub(super) modified: Option<SystemTime>,
@@ -43,12 +43,12 @@ pub(super) fn check_directory(dir: &Path) -> Result<u32, StoreError> {
 }
 
 /// The groups that are there.
-pub(super) fn groups(dir: &Path, owner: u32) -> impl Iterator<Item = Found> {
+pub(super) fn groups(dir: &Path, owner: u32) -> impl Iterator<Item = FoundGroup> {
     files(dir, owner).filter_map(|(name, found)| {
         let name = GroupName::from_hex(name.strip_suffix(GROUP)?)?;
         let n_bytes = found.len();
         let modified = found.modified().ok();
-        (n_bytes <= MAX_FRAME).then_some(Found {
+        (n_bytes <= MAX_FRAME).then_some(FoundGroup {
             name,
             n_bytes,
             modified,

@@ -6,15 +6,15 @@
 //! Invariants: every read that was submitted and not cancelled has exactly one outcome, also where
 //! the store hangs (once its deadline is over), is down or panics; so has every pin, once the store
 //! answers; bytes of prefixes that wait to be written are within their limit; a store that is down
-//! is left alone for a while, and its jobs fail at once. Times are monotonic: a clock that jumps
-//! changes nothing.
+//! is left alone for a while, and its reads, puts and new pins fail at once. Times are monotonic: a
+//! clock that jumps changes nothing.
 
 mod state;
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use self::state::{Next, Read, ReadKind, State, Write};
+use self::state::{NextJob, Read, ReadKind, State, Write};
 use crate::counts::TierCounts;
 use crate::error::StoreError;
 use crate::frame::{FrameFault, Group, SealedPayload};
@@ -33,7 +33,7 @@ const PROBE_BATCH: usize = 64;
 /// Limits of a tier.
 #[derive(Clone, Copy, Debug)]
 pub struct TierConfig {
-    /// Bytes that may wait to be written.
+    /// Bytes of [`Job::Put`] that may wait; pins do not count.
     pub max_waiting_bytes: u64,
     /// Reads that may wait.
     pub max_waiting_reads: usize,
@@ -51,8 +51,8 @@ impl Default for TierConfig {
     }
 }
 
-/// A store on threads of its own. Dropping it ends all jobs; what waits to
-/// be written is lost, unless [`Tier::flush`] is called before.
+/// A store on threads of its own. Dropping it ends all jobs; puts that wait are lost, unless
+/// [`Tier::flush`] is called before, and pins always.
 #[derive(Debug)]
 pub struct Tier {
     shared: Arc<TierState>,
@@ -101,7 +101,10 @@ impl Tier {
         let shared = Arc::new(TierState {
             key,
             config,
-            state: Mutex::new(State::default()),
+            state: Mutex::new(State {
+                n_threads: stores.len(),
+                ..State::default()
+            }),
             jobs: Condvar::new(),
             outcomes: Condvar::new(),
         });
@@ -109,7 +112,6 @@ impl Tier {
             shared,
             threads: Vec::new(),
         };
-        tier.shared.lock().n_threads = stores.len();
         for store in stores {
             let shared = Arc::clone(&tier.shared);
             let thread = ThreadBuilder::new().name("cellar-tier".to_owned());
@@ -130,46 +132,28 @@ impl Tier {
     pub fn submit(&self, job: Job) -> Result<(), Busy> {
         let mut state = self.shared.lock();
         let config = &self.shared.config;
+        let read = |id, names, deadline, what| Read {
+            id,
+            names,
+            what,
+            deadline,
+        };
         match job {
             Job::Probe {
                 id,
                 names,
                 deadline,
-            } => state.push_read(
-                Read {
-                    id,
-                    names,
-                    what: ReadKind::Probe,
-                    deadline,
-                },
-                config,
-            )?,
+            } => state.push_read(read(id, names, deadline, ReadKind::Probe), config)?,
             Job::Find {
                 id,
                 names,
                 deadline,
-            } => state.push_read(
-                Read {
-                    id,
-                    names,
-                    what: ReadKind::Find,
-                    deadline,
-                },
-                config,
-            )?,
+            } => state.push_read(read(id, names, deadline, ReadKind::Find), config)?,
             Job::Get {
                 id,
                 names,
                 deadline,
-            } => state.push_read(
-                Read {
-                    id,
-                    names,
-                    what: ReadKind::Get,
-                    deadline,
-                },
-                config,
-            )?,
+            } => state.push_read(read(id, names, deadline, ReadKind::Get), config)?,
             Job::Put { name, payload } => state.push_put(name, payload, config)?,
             Job::Pin { id, names, payload } => state.push_pin(id, names, payload)?,
             Job::Evict { names } => state.writes.push_back(Write::Evict { names }),
@@ -221,7 +205,8 @@ impl Tier {
             .wait_timeout_while(state, time, is_waiting);
     }
 
-    /// Waits until nothing waits to be written; true if that is so before this time is over.
+    /// Waits until no [`Job::Put`] waits or is under way; true if that is so before this time is
+    /// over.
     pub fn flush(&self, time: Duration) -> bool {
         let state = self.shared.lock();
         let is_writing = |state: &mut State| !state.writing.is_empty();
@@ -281,35 +266,39 @@ impl TierState {
             let _guard = PanicGuard {
                 tier: self,
                 id: match &next {
-                    Next::Read(Read { id, .. }) | Next::Write(Write::Pin { id, .. }) => Some(*id),
-                    Next::Write(Write::Put { .. } | Write::Evict { .. }) => None,
+                    NextJob::Read(Read { id, .. }) | NextJob::Write(Write::Pin { id, .. }) => {
+                        Some(*id)
+                    }
+                    NextJob::Write(Write::Put { .. } | Write::Evict { .. }) => None,
                 },
             };
             match next {
-                Next::Read(read) => self.read(&mut *store, &read),
-                Next::Write(Write::Put { name, payload }) => self.put(&mut *store, name, &payload),
-                Next::Write(Write::Pin { id, names, payload }) => {
+                NextJob::Read(read) => self.read(&mut *store, &read),
+                NextJob::Write(Write::Put { name, payload }) => {
+                    self.put(&mut *store, name, &payload)
+                }
+                NextJob::Write(Write::Pin { id, names, payload }) => {
                     let pinned = self.pin(&mut *store, &names, &payload);
                     drop(payload); // the bytes are out of memory when somebody reads the outcome
-                    self.end_pin(id, pinned);
+                    self.end(id, pinned.map(|()| Outcome::Pinned { id }));
                 }
-                Next::Write(Write::Evict { names }) => evict(&mut *store, &names),
+                NextJob::Write(Write::Evict { names }) => evict(&mut *store, &names),
             }
         }
     }
 
     /// The next job; `None` once the tier ends.
-    fn next(&self) -> Option<Next> {
+    fn next(&self) -> Option<NextJob> {
         let mut state = self.lock();
         loop {
             if state.is_closed {
                 return None;
             }
             if let Some(read) = state.reads.pop_front() {
-                return Some(Next::Read(read));
+                return Some(NextJob::Read(read));
             }
             if let Some(write) = state.writes.pop_front() {
-                return Some(Next::Write(write));
+                return Some(NextJob::Write(write));
             }
             let waited = self.jobs.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
@@ -317,22 +306,29 @@ impl TierState {
     }
 
     fn read(&self, store: &mut dyn GroupStore, read: &Read) {
-        let outcome = if self.lock().is_down(Instant::now()) {
-            let reason = "it did not work a moment ago".to_owned();
-            Err(StoreError::Unreachable { reason })
-        } else {
-            match read.what {
-                ReadKind::Probe => self.probe(store, read),
-                ReadKind::Find => self.find(store, read),
-                ReadKind::Get => self.get(store, read),
-            }
-        };
-        let mut state = self.lock();
+        let outcome = self.check_is_up().and_then(|()| match read.what {
+            ReadKind::Probe => self.probe(store, read),
+            ReadKind::Find => self.find(store, read),
+            ReadKind::Get => self.get(store, read),
+        });
         if let Err(error) = &outcome {
-            state.note_failure(error, &self.config);
+            self.lock().note_failure(error, &self.config);
         }
-        state.end(read.id, outcome);
-        drop(state);
+        self.end(read.id, outcome);
+    }
+
+    /// An error while the store is left alone.
+    fn check_is_up(&self) -> Result<(), StoreError> {
+        if self.lock().is_down(Instant::now()) {
+            let reason = "it did not work a moment ago".to_owned();
+            return Err(StoreError::Unreachable { reason });
+        }
+        Ok(())
+    }
+
+    /// Gives a job its outcome.
+    fn end(&self, id: JobId, outcome: Result<Outcome, StoreError>) {
+        self.lock().end(id, outcome);
         self.outcomes.notify_all();
     }
 
@@ -453,20 +449,11 @@ impl TierState {
         Ok(())
     }
 
-    fn end_pin(&self, id: JobId, pinned: Result<(), StoreError>) {
-        let outcome = pinned.map(|()| Outcome::Pinned { id });
-        self.lock().end(id, outcome);
-        self.outcomes.notify_all();
-    }
-
     fn put(&self, store: &mut dyn GroupStore, name: GroupName, payload: &[u8]) {
-        let kept = if self.lock().is_down(Instant::now()) {
-            let reason = "it did not work a moment ago".to_owned();
-            Err(StoreError::Unreachable { reason })
-        } else {
-            let sealed = Group::seal(&self.key, name, payload);
-            sealed.and_then(|group| store.put(name, group.frame()))
-        };
+        let sealed = self
+            .check_is_up()
+            .and_then(|()| Group::seal(&self.key, name, payload));
+        let kept = sealed.and_then(|group| store.put(name, group.frame()));
         let mut state = self.lock();
         state.writing.remove(&name);
         state.waiting_bytes -= payload.len() as u64;

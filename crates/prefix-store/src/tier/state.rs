@@ -15,7 +15,7 @@ use crate::rates::Rates;
 pub(super) struct State {
     pub(super) reads: VecDeque<Read>,
     pub(super) writes: VecDeque<Write>,
-    /// Names that wait to be written or are being written.
+    /// Names of puts that wait or are under way.
     pub(super) writing: BTreeSet<GroupName>,
     pub(super) waiting_bytes: u64,
     /// Reads without an outcome, and the time from which no request waits for them.
@@ -28,6 +28,7 @@ pub(super) struct State {
     pub(super) down_until: Option<Instant>,
     /// The last group could not be stored: that was said.
     pub(super) is_failing: bool,
+    /// Threads that have not panicked.
     pub(super) n_threads: usize,
     pub(super) is_closed: bool,
 }
@@ -63,7 +64,7 @@ pub(super) enum Write {
     },
 }
 
-pub(super) enum Next {
+pub(super) enum NextJob {
     Read(Read),
     Write(Write),
 }

@@ -41,19 +41,19 @@ impl StepLimits {
 /// `n_prefill` of prompts, in the order of their numbers in `prefill`, but of the first request's
 /// prompt a small chunk whatever the order is; then drafted ones.
 pub(crate) fn compose(
-    running: &[&ActiveRequest],
+    requests: &[&ActiveRequest],
     prefill: &[usize],
     limits: StepLimits,
 ) -> Composition {
-    let decoding = running.iter().filter(|request| request.is_decoding());
+    let decoding = requests.iter().filter(|request| request.is_decoding());
     let mut feeds: Vec<Feed> = decoding.map(|request| request.feed(1)).collect();
-    let first = running.first().filter(|first| !first.is_decoding());
+    let first = requests.first().filter(|first| !first.is_decoding());
     let chunk = limits.n_prefill.clamp(1, MIN_CHUNK);
     let reserved = first.map_or(0, |first| first.n_left().min(chunk));
     let (mut left, mut n_used) = (limits.n_prefill.saturating_sub(reserved), 0);
     let in_order = prefill
         .iter()
-        .filter_map(|&at| Some((at, *running.get(at)?)));
+        .filter_map(|&at| Some((at, *requests.get(at)?)));
     for (number, request) in in_order {
         // What was reserved is the first request's.
         left += if number == 0 { reserved } else { 0 };
@@ -66,7 +66,7 @@ pub(crate) fn compose(
         n_used += feed.tokens.len();
         feeds.push(feed);
     }
-    let n_draft = add_drafts(running, &mut feeds, limits.n_both.saturating_sub(n_used));
+    let n_draft = add_drafts(requests, &mut feeds, limits.n_both.saturating_sub(n_used));
     Composition {
         feeds,
         n_prefill: n_used,
@@ -76,9 +76,9 @@ pub(crate) fn compose(
 
 /// Adds at most `n` drafted tokens to the feeds, which are those of the requests that decode, in
 /// their order, and others. Returns how many.
-fn add_drafts(running: &[&ActiveRequest], feeds: &mut [Feed], n: usize) -> usize {
+fn add_drafts(requests: &[&ActiveRequest], feeds: &mut [Feed], n: usize) -> usize {
     let mut left = n;
-    let decoding = running.iter().filter(|request| request.is_decoding());
+    let decoding = requests.iter().filter(|request| request.is_decoding());
     for (feed, request) in feeds.iter_mut().zip(decoding) {
         if request.takes_drafts() {
             let draft = &request.draft[..request.draft.len().min(left)];

@@ -134,4 +134,9 @@ impl Queue {
     pub(crate) fn charge(&mut self, tenant: TenantId, n_tokens: usize) {
         self.tenants.charge(tenant, n_tokens);
     }
+
+    /// So many tokens that were charged are not computed yet.
+    pub(crate) fn uncharge(&mut self, tenant: TenantId, n_tokens: usize) {
+        self.tenants.uncharge(tenant, n_tokens);
+    }
 }

@@ -31,6 +31,14 @@ struct Account {
     counter: u64,
 }
 
+impl Account {
+    /// The part of the counter for so many tokens.
+    fn price(&self, n_tokens: usize) -> u64 {
+        let tokens = (n_tokens as u64).saturating_mul(PER_TOKEN);
+        tokens / u64::from(self.limits.weight.get())
+    }
+}
+
 impl Tenants {
     /// A request of a tenant comes; `is_active` is whether others of a tenant run or wait.
     pub(crate) fn enter(&mut self, tenant: Tenant, is_active: impl Fn(TenantId) -> bool) {
@@ -63,9 +71,14 @@ impl Tenants {
     /// So many tokens are computed for a tenant.
     pub(crate) fn charge(&mut self, id: TenantId, n_tokens: usize) {
         if let Some(account) = self.accounts.get_mut(&id) {
-            let weight = u64::from(account.limits.weight.get());
-            let tokens = (n_tokens as u64).saturating_mul(PER_TOKEN);
-            account.counter = account.counter.saturating_add(tokens / weight);
+            account.counter = account.counter.saturating_add(account.price(n_tokens));
+        }
+    }
+
+    /// So many tokens that were charged are not computed yet.
+    pub(crate) fn uncharge(&mut self, id: TenantId, n_tokens: usize) {
+        if let Some(account) = self.accounts.get_mut(&id) {
+            account.counter = account.counter.saturating_sub(account.price(n_tokens));
         }
     }
 
@@ -158,5 +171,15 @@ mod tests {
         assert_eq!(after(2, true), (0, 4), "it has not paused");
         assert_eq!(after(2, false), (10, 4));
         assert_eq!(after(3, false), (30, 4));
+    }
+
+    #[test]
+    fn what_is_put_off_costs_nothing() {
+        let mut tenants = Tenants::default();
+        tenants.enter(tenant(1, 4), |_| false);
+        tenants.charge(TenantId(1), 40);
+        tenants.charge(TenantId(1), 7);
+        tenants.uncharge(TenantId(1), 7);
+        assert_eq!(tenants.counter(TenantId(1)), 10 * PER_TOKEN);
     }
 }

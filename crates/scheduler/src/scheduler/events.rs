@@ -231,11 +231,7 @@ impl Scheduler {
         let in_flight = self.running.end_step();
         self.pace.forget_step();
         if failure == StepFailure::PutOff {
-            let n_tokens = in_flight
-                .iter()
-                .map(|feed| feed.n_tokens + feed.draft.len());
-            self.counters.n_steps -= 1;
-            self.counters.n_tokens -= n_tokens.sum::<usize>() as u64;
+            self.uncount_step(&in_flight);
             for active in self.running.take_all_cancelled() {
                 self.release(&active, Keep::Prefix(now));
             }

@@ -7,7 +7,7 @@ use kv_core::memory::{Edit, Memory};
 
 use super::Scheduler;
 use super::release::Preemption;
-use crate::data::active::{ActiveRequest, Keep};
+use crate::data::active::{ActiveRequest, Keep, PendingFeed};
 use crate::data::config::EvictionPolicy;
 use crate::data::edits::cut;
 use crate::data::event::{End, Outcome};
@@ -545,5 +545,19 @@ impl Scheduler {
         self.counters.n_steps += 1;
         self.counters.n_tokens += step.batch.len() as u64;
         Work::Decode { step, planned }
+    }
+
+    /// Takes back what [`Self::begin_step`] has counted: the step is put off.
+    pub(super) fn uncount_step(&mut self, feeds: &[PendingFeed]) {
+        for feed in feeds {
+            let n_tokens = feed.n_tokens + feed.draft.len();
+            let active = self.running.get(feed.request);
+            if let Some(active) = active.filter(|active| active.has_begun()) {
+                self.queue.uncharge(active.request.tenant, n_tokens);
+            }
+            self.counters.n_drafted_tokens -= feed.draft.len() as u64;
+            self.counters.n_tokens -= n_tokens as u64;
+        }
+        self.counters.n_steps -= 1;
     }
 }
