@@ -110,7 +110,7 @@ impl SharedTiers {
         };
         let disk = self.directory.clone().map(|directory| {
             let n_bytes = directory.max_bytes / 2;
-            swap_disk(directory, n_bytes).context("--cache-dir")
+            SwapDisk::open(directory, n_bytes).context("--cache-dir")
         });
         Ok(Some(SharedSwap {
             n_bytes: host.max_bytes() / 2,
@@ -132,15 +132,4 @@ impl SharedTiers {
         let _none = &self.url;
         Ok(Vec::new())
     }
-}
-
-/// So many bytes of a directory for preempted requests, as files that only this process reads.
-///
-/// # Errors
-/// The directory cannot be used, or no thread starts.
-pub(crate) fn swap_disk(config: DirectoryConfig, n_bytes: u64) -> Result<SwapDisk, StoreError> {
-    let store = DirectoryStore::open(config)?;
-    let key = StoreKey::random()?;
-    let tier = Tier::start(key, vec![Box::new(store)], TierConfig::default())?;
-    Ok(SwapDisk { tier, n_bytes })
 }

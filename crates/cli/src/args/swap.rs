@@ -8,7 +8,6 @@ use cellar_prefix_store::DirectoryConfig;
 use kv_rows::KvType;
 
 use super::byte_size::ByteSize;
-use crate::prefix_tiers::swap_disk;
 
 /// How many bytes of them are kept, in memory and in files.
 #[derive(Debug, clap::Args)]
@@ -65,7 +64,7 @@ impl SwapArgs {
             dir: dir.clone(),
             max_bytes: u64::MAX,
         };
-        let disk = swap_disk(config, self.disk_bytes()).context("--swap-dir")?;
+        let disk = SwapDisk::open(config, self.disk_bytes()).context("--swap-dir")?;
         Ok(Some(disk))
     }
 }

@@ -14,7 +14,10 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cellar_prefix_store::{HostStore, Job, JobId, Outcome, ReservedBytes, Tier};
+use cellar_prefix_store::{
+    DirectoryConfig, DirectoryStore, HostStore, Job, JobId, Outcome, ReservedBytes, StoreError,
+    StoreKey, Tier, TierConfig,
+};
 use cellar_scheduler::RequestId;
 use kv_core::SeqId;
 
@@ -30,10 +33,23 @@ const SLOW_DISK: u64 = 8 << 20;
 #[derive(Debug)]
 pub struct SwapDisk {
     /// The tier that pins them: of one handle of a store that can do that, as
-    /// [`DirectoryStore`](cellar_prefix_store::DirectoryStore).
+    /// [`DirectoryStore`].
     pub tier: Tier,
     /// Bytes that they may have together.
     pub n_bytes: u64,
+}
+
+impl SwapDisk {
+    /// `n_bytes` of a directory, as files that only this process reads.
+    ///
+    /// # Errors
+    /// The directory cannot be used, or no thread starts.
+    pub fn open(directory: DirectoryConfig, n_bytes: u64) -> Result<Self, StoreError> {
+        let store = DirectoryStore::open(directory)?;
+        let key = StoreKey::random()?;
+        let tier = Tier::start(key, vec![Box::new(store)], TierConfig::default())?;
+        Ok(Self { tier, n_bytes })
+    }
 }
 
 /// States, by request.
