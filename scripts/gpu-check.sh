@@ -39,6 +39,7 @@ for part; do
 done
 out=${OUT:-$folder/logs}
 budget=${BUDGET:-540}
+out_of_time="out of time: the part has $budget s (BUDGET)"
 export CELLAR_ROOT=$folder CELLAR_REQUIRE_GPU=1 CELLAR_SOAK_SECONDS=${SOAK_SECONDS:-180}
 export NO_COLOR=1 RUST_BACKTRACE=1
 mkdir -p "$out"
@@ -67,12 +68,15 @@ stop_if_lost() {
   exit 1
 }
 
-# Runs a command for as long as the part has, or until it is stopped (124).
+# Runs a command for as long as the part has, or until it is stopped (124) or killed (137).
 within_budget() {
   local left=$((deadline - SECONDS))
   [ "$left" -gt 0 ] || return 124
   timeout --kill-after 10 "$left" "$@"
 }
+
+# True for the exit status of a command that was out of time.
+is_out_of_time() { [ "$1" -eq 124 ] || [ "$1" -eq 137 ]; }
 
 # Runs a test program: name of the row, file of the log, then the command. It passes where it exits
 # with 0 and says that at least one test passed: a program that skips its tests does not.
@@ -87,7 +91,7 @@ tests() {
     verdict=ok
   else
     remark="exit status $status; $log"
-    [ "$status" -ne 124 ] || remark="out of time: the part has $budget s (BUDGET); $log"
+    is_out_of_time "$status" && remark="$out_of_time; $log"
     grep -aE "^test .* FAILED$|panicked at|^ERROR|ERROR SUMMARY" -A 2 "$log" | head -n 40
   fi
   row "$what" "$verdict" $((SECONDS - started)) "$remark"
@@ -119,17 +123,25 @@ models() {
 
 # The program tells a story with the model in it, and refuses a GPU that is hidden.
 program() {
-  local log=$out/program.log started=$SECONDS
+  local log=$out/program.log started=$SECONDS status remark
   local story=("$bin/cellar" run --backend "${BACKEND:-cuda}" --temp 0 -n 40 'Once upon a time')
-  if within_budget "${story[@]}" >"$log" 2>"$log.errors" && [ -s "$log" ]; then
+  within_budget "${story[@]}" >"$log" 2>"$log.errors"
+  status=$?
+  if [ "$status" -eq 0 ] && [ -s "$log" ]; then
     row 'the program tells a story' ok $((SECONDS - started)) ''
   else
+    remark=$log.errors
+    is_out_of_time "$status" && remark="$out_of_time; $log.errors"
     tail -n 5 "$log.errors"
-    row 'the program tells a story' FAILED $((SECONDS - started)) "$log.errors"
+    row 'the program tells a story' FAILED $((SECONDS - started)) "$remark"
     stop_if_lost "$log.errors"
   fi
-  if CUDA_VISIBLE_DEVICES='' within_budget "${story[@]}" >"$log.hidden" 2>&1; then
+  CUDA_VISIBLE_DEVICES='' within_budget "${story[@]}" >"$log.hidden" 2>&1
+  status=$?
+  if [ "$status" -eq 0 ]; then
     row 'the program refuses a hidden GPU' FAILED 0 "$log.hidden"
+  elif is_out_of_time "$status"; then
+    row 'the program refuses a hidden GPU' FAILED 0 "$out_of_time; $log.hidden"
   else
     row 'the program refuses a hidden GPU' ok 0 "$(tail -n 1 "$log.hidden" | tr '|' ' ')"
   fi

@@ -5,6 +5,7 @@
 //! is loaded. Knows no concrete backend but by its kind.
 
 use std::collections::HashMap;
+use std::iter;
 use std::sync::Arc;
 
 use cellar_engine::{EngineConfig, MemoryBudget, PromptOutputs, Workload};
@@ -19,7 +20,7 @@ use crate::backends::{
     open_backend, plan_backend_memory,
 };
 use crate::error::Error;
-use crate::gpu_layers::{Shares, on_gpu, on_host, placement, possible_gpu_layers};
+use crate::gpu_layers::{Placement, Share, Shares, on_gpu, on_host, placement, possible_gpu_layers};
 
 /// Bytes of a device that are left free: the driver keeps kernels, recorded launches and tables of
 /// inputs there, and rounds what is allocated up.
@@ -167,8 +168,21 @@ pub(crate) fn device_needs(
     let load = Workload::new(work.model, work.config, work.outputs)?;
     let placement = placement(options, work)?;
     let share = Shares::new(&load, &placement)?.backend;
+    share_needs(options, work, &placement, &share)
+}
+
+/// The same of a device whose share of the model is known.
+///
+/// # Errors
+/// [`Error::Backend`] where its backend cannot compute the share.
+pub(crate) fn share_needs(
+    options: &BackendOptions,
+    work: &ModelWork<'_>,
+    placement: &Placement,
+    share: &Share,
+) -> Result<Option<DeviceNeeds>, Error> {
     let weights = weight_shapes(&**work.weights);
-    let planned = plan_backend_memory(&on_gpu(options, &placement), &share.work(&weights))?;
+    let planned = plan_backend_memory(&on_gpu(options, placement), &share.work(&weights))?;
     let of_device = planned.filter(|planned| planned.place == MemoryPlace::Device);
     Ok(of_device.map(|planned| DeviceNeeds::new(share.layout.bytes(), &planned)))
 }
@@ -232,6 +246,12 @@ fn check_device(
     })))
 }
 
+/// True if a device of `room` bytes holds what it computes; false where that cannot be told.
+fn fits(options: &BackendOptions, work: &ModelWork<'_>, room: u64) -> bool {
+    let needs = device_needs(options, work).ok().flatten();
+    needs.is_some_and(|needs| needs.total() <= room)
+}
+
 /// The most of the model's last layers, fewer than all, with which a device of `room` bytes holds
 /// what it computes; `None` where that is no layer, or cannot be told.
 pub(crate) fn most_device_layers(
@@ -239,21 +259,19 @@ pub(crate) fn most_device_layers(
     work: &ModelWork<'_>,
     room: u64,
 ) -> Option<u32> {
-    let fits = |n: &u32| {
-        let options = BackendOptions {
-            gpu_layers: Some(*n),
-            ..options.clone()
-        };
-        let needs = device_needs(&options, work).ok().flatten();
-        needs.is_some_and(|needs| needs.total() <= room)
-    };
-    // More layers never take fewer bytes.
     let Ok(model) = work.config.model(work.model) else {
         return None;
     };
     let mut possible = possible_gpu_layers(&*model);
     possible.retain(|&n| options.gpu_layers.is_none_or(|wanted| n < wanted));
-    let n_fitting = possible.partition_point(fits);
+    // More layers never take fewer bytes.
+    let n_fitting = possible.partition_point(|&n| {
+        let options = BackendOptions {
+            gpu_layers: Some(n),
+            ..options.clone()
+        };
+        fits(&options, work, room)
+    });
     possible.get(n_fitting.checked_sub(1)?).copied()
 }
 
@@ -264,22 +282,21 @@ pub fn fewest_host_experts(
     work: &ModelWork<'_>,
     room: u64,
 ) -> Option<u32> {
-    let with = |n_first| BackendOptions {
-        host_experts: ExpertLayers {
+    let matrices = ExpertLayers::all().matrices(&work.weights.names()).ok()?;
+    let up_to_each = matrices.into_keys().map(|layer| layer + 1);
+    let possible: Vec<u32> = iter::once(0).chain(up_to_each).collect();
+    // Fewer layers with experts never take more bytes.
+    let n_too_few = possible.partition_point(|&n_first| {
+        let host_experts = ExpertLayers {
             n_first,
             ..options.host_experts.clone()
-        },
-        ..options.clone()
-    };
-    let fits = |n_first| {
-        let needs = device_needs(&with(n_first), work).ok().flatten();
-        needs.is_some_and(|needs| needs.total() <= room)
-    };
-    let matrices = ExpertLayers::all().matrices(&work.weights.names()).ok()?;
-    // Fewer layers with experts never take more bytes.
-    let mut possible: Vec<u32> = matrices.into_keys().map(|layer| layer + 1).collect();
-    possible.insert(0, 0);
-    let n_too_few = possible.partition_point(|&n| !fits(n));
+        };
+        let options = BackendOptions {
+            host_experts,
+            ..options.clone()
+        };
+        !fits(&options, work, room)
+    });
     possible.get(n_too_few).copied()
 }
 
@@ -290,7 +307,7 @@ pub(crate) fn largest_device_n_ctx(
     work: &ModelWork<'_>,
     room: u64,
 ) -> Option<u32> {
-    let needs = |n_ctx| {
+    let fits_with = |n_ctx| {
         let config = EngineConfig {
             n_ctx: Some(n_ctx),
             budget: MemoryBudget::Unlimited,
@@ -300,14 +317,14 @@ pub(crate) fn largest_device_n_ctx(
             config: &config,
             ..*work
         };
-        device_needs(options, &work).ok().flatten()
+        fits(options, &work, room)
     };
     // Rows alone give a limit that costs no graphs. More tokens never take fewer bytes.
     let limit = work.config.largest_n_ctx(&**work.model, room)?;
     let (mut fitting, mut too_large) = (0, limit.saturating_add(1));
     while too_large - fitting > 1 {
         let middle = fitting + (too_large - fitting) / 2;
-        if needs(middle).is_some_and(|needs| needs.total() <= room) {
+        if fits_with(middle) {
             fitting = middle;
         } else {
             too_large = middle;

@@ -18,9 +18,10 @@ use crate::backends::{
 };
 use crate::choice::{
     DEVICE_RESERVE, DeviceNeeds, ModelWork, device_needs, largest_device_n_ctx, most_device_layers,
+    share_needs,
 };
 use crate::error::Error;
-use crate::gpu_layers::{Placement, Shares, n_layers, on_host, placement};
+use crate::gpu_layers::{Share, Shares, n_layers, on_host, placement};
 
 /// The bytes that a backend takes for a model.
 #[derive(Debug)]
@@ -239,7 +240,8 @@ impl ModelWork<'_> {
                 of: n,
             })
         });
-        let needs = device_needs(gpu, self)?;
+        let shares = Shares::new(&load, &placement)?;
+        let needs = share_needs(gpu, self, &placement, &shares.backend)?;
         let report = |needs| {
             let room = device.as_ref().and_then(|device| room_of(device, gpu));
             Ok::<_, Error>(DeviceReport {
@@ -252,7 +254,7 @@ impl ModelWork<'_> {
                 ..DeviceReport::from(needs)
             })
         };
-        let (host, looked_up) = self.host_with_device(gpu, &load, &placement)?;
+        let (host, looked_up) = self.host_with_device(gpu, &load, shares.host)?;
         Ok(BackendPlan {
             kind: gpu.kind,
             host: Some(host),
@@ -267,7 +269,7 @@ impl ModelWork<'_> {
         &self,
         gpu: &BackendOptions,
         load: &Workload,
-        placement: &Placement,
+        shares: Vec<Share>,
     ) -> Result<(BackendMemory, u64), Error> {
         let nothing = BackendMemory {
             place: MemoryPlace::Host,
@@ -277,7 +279,6 @@ impl ModelWork<'_> {
             transfers: 0,
             experts: None,
         };
-        let shares = Shares::new(load, placement)?.host;
         let mut host = BackendMemory {
             scratch: outputs(load),
             ..nothing
@@ -292,11 +293,8 @@ impl ModelWork<'_> {
             host = host.with(planned.unwrap_or(nothing), gpu.experts.as_ref());
         }
         let graphs: Vec<Graph> = shares.into_iter().flat_map(|share| share.graphs).collect();
-        let used: HashSet<String> = graphs
-            .iter()
-            .flat_map(Graph::weights)
-            .map(|weight| weight.name.clone())
-            .collect();
+        let weights = graphs.iter().flat_map(Graph::weights);
+        let used: HashSet<&str> = weights.map(|weight| weight.name.as_str()).collect();
         let elsewhere = weight_bytes(&**self.weights, |name| !used.contains(name));
         let elsewhere = usize::try_from(elsewhere).unwrap_or(usize::MAX);
         host.replaced = host.replaced.saturating_add(elsewhere);

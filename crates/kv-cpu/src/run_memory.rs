@@ -33,8 +33,11 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn unlocked<T>(mutex: &mut Mutex<T>) -> &mut T {
-    mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
+/// Makes room in the buffers of each thread.
+fn of_each_thread(scratch: &mut [Mutex<Scratch>], reserve: impl Fn(&mut Scratch)) {
+    for own in scratch {
+        reserve(own.get_mut().unwrap_or_else(PoisonError::into_inner));
+    }
 }
 
 impl RunMemory {
@@ -65,10 +68,7 @@ impl RunMemory {
             match &step.op {
                 StepOp::MatMul(matmul) => {
                     if !matches!(matmul.prologue, Prologue::None) {
-                        self.scratch
-                            .iter_mut()
-                            .map(unlocked)
-                            .for_each(|s| s.reserve_row(x.width));
+                        of_each_thread(&mut self.scratch, |own| own.reserve_row(x.width));
                     }
                     for rows in &mut self.quantized {
                         if matmul.takes(rows.kind()) {
@@ -83,10 +83,7 @@ impl RunMemory {
                             gated_len(rows, step)
                         };
                         let len = (1..=x.rows).map(len).max().unwrap_or(0);
-                        self.scratch
-                            .iter_mut()
-                            .map(unlocked)
-                            .for_each(|s| s.reserve_row(len));
+                        of_each_thread(&mut self.scratch, |own| own.reserve_row(len));
                     }
                 }
                 StepOp::Experts(op) => {
@@ -105,26 +102,17 @@ impl RunMemory {
                     | AttentionOp::AttendSparse { spec, .. }
                     | AttentionOp::AttendBatch { spec, .. },
                 ) => {
-                    self.scratch
-                        .iter_mut()
-                        .map(unlocked)
-                        .for_each(|s| s.reserve(spec, n_tokens));
+                    of_each_thread(&mut self.scratch, |own| own.reserve(spec, n_tokens));
                     self.attention.reserve(spec, n_tokens);
                 }
                 StepOp::Attention(AttentionOp::Index { index, .. }) => {
-                    self.scratch
-                        .iter_mut()
-                        .map(unlocked)
-                        .for_each(|s| s.reserve_row(index.dim));
+                    of_each_thread(&mut self.scratch, |own| own.reserve_row(index.dim));
                 }
                 StepOp::Attention(AttentionOp::Plain(of)) => {
                     if let PlainStep::Scores { layer } | PlainStep::Sum { layer } = of.step
                         && let Some(rows) = layout.layers().get(layer)
                     {
-                        self.scratch
-                            .iter_mut()
-                            .map(unlocked)
-                            .for_each(|s| s.reserve_rows(rows));
+                        of_each_thread(&mut self.scratch, |own| own.reserve_rows(rows));
                     }
                 }
                 _ => {}
