@@ -11,6 +11,7 @@ use cellar::engine::serve::{FinishedText, ServiceExtras, TextRequest, TextStream
 use cellar::engine::session::{Activity, Session};
 use cellar::engine::{Engine, Logprobs, MAX_TOP_LOGPROBS, Tower};
 use cellar::kv_backend::BackendError;
+use cellar::model_core::media::MediaKind;
 use cellar::model_core::picture::{Picture, PictureEncoder, PictureName};
 use cellar::{
     BackendOptions, CancelFlag, EngineConfig, Error, GenerateOptions, KvType, KvTypes, Model,
@@ -347,7 +348,8 @@ fn a_picture_stops_with_its_own_text() {
             return Err(PictureError::Backend(BackendError::Cancelled));
         }
         let reason = "it is too dark".to_owned();
-        Err(PictureError::Unreadable { reason })
+        let media = MediaKind::Picture;
+        Err(PictureError::Unreadable { media, reason })
     });
     let mut model = with_encoder(name, mark, Box::new(encoder));
     let session = model.session();

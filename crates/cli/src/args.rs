@@ -250,8 +250,8 @@ pub(crate) struct ComputeArgs {
 /// The tower of a model that sees pictures or hears sounds.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct VisionArgs {
-    /// GGUF file of the model's vision tower [default: the model's directory, or the one mmproj
-    /// file next to it]
+    /// GGUF file of the model's vision or audio tower [default: the model's directory, or the one
+    /// mmproj file next to it]
     #[arg(long, value_name = "FILE")]
     pub(crate) mmproj: Option<PathBuf>,
 }

@@ -161,13 +161,19 @@ pub(crate) fn read(
     pictures: &[PathBuf],
     sounds: &[PathBuf],
 ) -> anyhow::Result<Vec<PreparedPicture>> {
-    let pictures = pictures
-        .iter()
-        .map(|path| read_one(sight, MediaKind::Picture, path));
-    let sounds = sounds
-        .iter()
-        .map(|path| read_one(sight, MediaKind::Sound, path));
-    pictures.chain(sounds).collect()
+    files(pictures, sounds)
+        .map(|(media, path)| read_one(sight, media, path))
+        .collect()
+}
+
+/// Files with their kinds: first these pictures, then these sounds.
+pub(crate) fn files<'a>(
+    pictures: &'a [PathBuf],
+    sounds: &'a [PathBuf],
+) -> impl Iterator<Item = (MediaKind, &'a Path)> {
+    let of = |media| move |path: &'a PathBuf| (media, path.as_path());
+    let pictures = pictures.iter().map(of(MediaKind::Picture));
+    pictures.chain(sounds.iter().map(of(MediaKind::Sound)))
 }
 
 /// Reads a picture or a sound from a file.

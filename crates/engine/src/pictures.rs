@@ -327,6 +327,7 @@ impl From<PictureError> for EngineError {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
+    use model_core::media::MediaKind;
     use model_core::picture::PictureGrid;
 
     use super::*;
@@ -351,7 +352,8 @@ mod tests {
     impl PictureEncoder for CountingEncoder {
         fn encode(&mut self, _: &Picture, _: &CancelFlag) -> Result<Vec<f32>, PictureError> {
             let reason = "whole".to_owned();
-            Err(PictureError::Unreadable { reason })
+            let media = MediaKind::Picture;
+            Err(PictureError::Unreadable { media, reason })
         }
 
         fn encode_piece(

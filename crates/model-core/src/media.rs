@@ -20,6 +20,20 @@ impl MediaKind {
             Self::Sound => "audio",
         }
     }
+
+    /// The kind of the part of this type in a message, as chat templates know it.
+    pub fn of_part_type(name: &str) -> Option<Self> {
+        let kinds = [Self::Picture, Self::Sound];
+        kinds.into_iter().find(|kind| kind.part_type() == name)
+    }
+
+    /// The type of its part in a message that gives an address, and the name of the address.
+    pub fn url_type(self) -> &'static str {
+        match self {
+            Self::Picture => "image_url",
+            Self::Sound => "audio_url",
+        }
+    }
 }
 
 impl fmt::Display for MediaKind {

@@ -264,15 +264,19 @@ pub fn names_are_of(tokens: &[TokenId], pictures: &[PictureRun]) -> bool {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PictureError {
-    /// The bytes are no picture of a known format, or cut short.
-    #[error("the picture cannot be read: {reason}")]
+    /// The bytes are no picture or sound of a known format, or cut short.
+    #[error("the {media} cannot be read: {reason}")]
     Unreadable {
+        /// A picture or a sound.
+        media: MediaKind,
         /// Why, in the decoder's words.
         reason: String,
     },
-    /// It is larger than what is read.
-    #[error("the picture has {got} {unit}: at most {limit} are taken")]
+    /// It is larger than what is read, or longer than the model hears.
+    #[error("the {media} has {got} {unit}: at most {limit} are taken")]
     TooLarge {
+        /// A picture or a sound.
+        media: MediaKind,
         /// Its size.
         got: u64,
         /// The name of what is counted.
@@ -289,22 +293,6 @@ pub enum PictureError {
         height: u32,
         /// The largest factor.
         limit: u32,
-    },
-    /// The bytes are no sound of a known format, or cut short.
-    #[error("the sound cannot be read: {reason}")]
-    UnreadableSound {
-        /// Why, in the decoder's words.
-        reason: String,
-    },
-    /// A sound is larger than what is read, or longer than the model hears.
-    #[error("the sound has {got} {unit}: at most {limit} are taken")]
-    SoundTooLarge {
-        /// Its size.
-        got: u64,
-        /// The name of what is counted.
-        unit: &'static str,
-        /// The most that is taken.
-        limit: u64,
     },
     /// A sound ends before there is anything to hear.
     #[error("the sound has {got} samples at {rate} Hz: at least {least} are needed")]

@@ -11,12 +11,10 @@ use model_core::picture::Tile;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrangement {
     /// So many that follow each other become one (Qwen2-VL).
-    Joined(usize),
-    /// The same of rows that a merger has made of several each (MiniCPM-V 4.6).
-    JoinedAgain {
+    Joined {
         /// Rows that become one.
         n: usize,
-        /// Patches of each of them.
+        /// Patches of each of them: more than one behind a merger (MiniCPM-V 4.6).
         n_patches: usize,
     },
     /// Those of squares become one, and those before patches go (CLIP, InternVL, Idefics 3).
@@ -40,7 +38,7 @@ impl Arrangement {
     pub(crate) fn width(self, dim: usize) -> usize {
         match self {
             Self::Averaged { .. } | Self::Pooled(_) => dim,
-            Self::Joined(n) | Self::JoinedAgain { n, .. } => n * dim,
+            Self::Joined { n, .. } => n * dim,
             Self::Squares { side, .. } => side * side * dim,
         }
     }
@@ -49,8 +47,8 @@ impl Arrangement {
     pub(crate) fn n_rows(self, tile: &Tile) -> usize {
         let n = tile.places.len();
         match self {
-            Self::Joined(joined) | Self::Pooled(joined) => n / joined.max(1),
-            Self::JoinedAgain {
+            Self::Pooled(joined) => n / joined.max(1),
+            Self::Joined {
                 n: joined,
                 n_patches,
             } => n / (joined * n_patches).max(1),
@@ -69,7 +67,7 @@ impl Arrangement {
     pub(crate) fn apply(self, rows: Vec<f32>, dim: usize, tile: &Tile) -> Vec<f32> {
         let (height, width) = tile.sides();
         let rows = match self {
-            Self::Joined(_) | Self::JoinedAgain { .. } => rows,
+            Self::Joined { .. } => rows,
             Self::Squares { side, n_before } => {
                 let rows = rows.get(n_before * dim..).unwrap_or_default();
                 joined(rows, dim, patch_sides(tile, n_before), side)
@@ -209,7 +207,8 @@ mod tests {
     fn joined_rows_come_back_to_their_places() {
         let (mut tile, rows) = tile(1, 6);
         tile.order = vec![2, 0, 1];
-        let joined = Arrangement::Joined(2);
+        let (n, n_patches) = (2, 1);
+        let joined = Arrangement::Joined { n, n_patches };
         assert_eq!((joined.width(2), joined.n_rows(&tile)), (4, 3));
         let back = joined.apply(rows, 2, &tile);
         assert_eq!(back[..4], [2.0, 102.0, 3.0, 103.0]);
@@ -220,7 +219,7 @@ mod tests {
     fn rows_that_were_merged_before_are_fewer() {
         let (tile, _) = tile(4, 4);
         let (n, n_patches) = (2, 4);
-        let joined = Arrangement::JoinedAgain { n, n_patches };
+        let joined = Arrangement::Joined { n, n_patches };
         assert_eq!((joined.width(2), joined.n_rows(&tile)), (4, 2));
         let merged: Vec<f32> = (0..8).map(|value| value as f32).collect();
         assert_eq!(joined.apply(merged.clone(), 2, &tile), merged);

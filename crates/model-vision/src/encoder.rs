@@ -4,6 +4,7 @@
 //! do not depend on other tiles, nor on what is computed between its pieces. The graphs that were
 //! used last are kept compiled. Knows no format of pictures.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphShape};
 use kv_rows::RowLayout;
 use model_core::architecture::ModelError;
+use model_core::media::MediaKind;
 use model_core::picture::{
     PartialPicture, Picture, PictureEncoder, PictureError, PictureRow, Tile,
 };
@@ -143,13 +145,11 @@ impl<B: Backend> TowerEncoder<B> {
             Some(patches) => {
                 let n_rows = patches.len() / tower.stage_width(stage).max(1);
                 // Behind a merger rows are no longer those of patches.
-                let tile = Some(tile).filter(|tile| tile.places.len() == n_rows);
-                Tile {
-                    patches,
-                    positions: tile.map_or_else(Vec::new, |tile| tile.positions.clone()),
-                    places: tile.map_or_else(Vec::new, |tile| tile.places.clone()),
-                    order: Vec::new(),
-                }
+                Cow::Owned(if tile.places.len() == n_rows {
+                    with_patches(tile, patches)
+                } else {
+                    with_patches(&Tile::default(), patches)
+                })
             }
         };
         let results = self.run(stage, &given, cancel)?;
@@ -160,25 +160,25 @@ impl<B: Backend> TowerEncoder<B> {
     }
 
     /// The input for the patches of a tile.
-    fn given(&mut self, tile: &Tile, cancel: &CancelFlag) -> Result<Tile, PictureError> {
+    fn given<'t>(
+        &mut self,
+        tile: &'t Tile,
+        cancel: &CancelFlag,
+    ) -> Result<Cow<'t, Tile>, PictureError> {
         let tower = Arc::clone(&self.tower);
-        let stem = match tower.n_bins {
-            None => None,
-            Some(n_bins) => Some(self.stem(tile, n_bins, cancel)?),
+        let tile = match tower.n_bins {
+            None => Cow::Borrowed(tile),
+            Some(n_bins) => Cow::Owned(self.stem(tile, n_bins, cancel)?),
         };
-        let tile = stem.as_ref().unwrap_or(tile);
         let rows = match &self.positions {
-            PositionRows::None => return Ok(tile.clone()),
-            PositionRows::Square(square, how) => how.rows(square, tower.dim, tile),
-            PositionRows::OfAxes(axes) => axes.rows(tile)?,
+            PositionRows::None => return Ok(tile),
+            PositionRows::Square(square, how) => how.rows(square, tower.dim, &tile),
+            PositionRows::OfAxes(axes) => axes.rows(&tile)?,
         };
-        Ok(Tile {
-            patches: side_by_side(vec![
-                (tile.patches.clone(), tower.patch_len),
-                (rows, tower.dim),
-            ]),
-            ..tile.clone()
-        })
+        let patches = Cow::Borrowed(&*tile.patches);
+        let parts = vec![(patches, tower.patch_len), (Cow::Owned(rows), tower.dim)];
+        let patches = side_by_side(parts);
+        Ok(Cow::Owned(with_patches(&tile, patches)))
     }
 
     /// The rows of a tile in a prompt, of those behind its last layer and of DeepStack's.
@@ -201,7 +201,7 @@ impl<B: Backend> TowerEncoder<B> {
                 let results = self.run(Stage::Projector(number), &merged, cancel)?;
                 results.into_iter().next().unwrap_or_default()
             };
-            parts.push((projected, tower.projected_dim(steps)));
+            parts.push((Cow::Owned(projected), tower.projected_dim(steps)));
         }
         Ok(side_by_side(parts))
     }
@@ -223,12 +223,7 @@ impl<B: Backend> TowerEncoder<B> {
         // Before the first row there is an empty one.
         let mut rows = vec![0.0; dim];
         rows.extend(results.into_iter().next().unwrap_or_default());
-        Ok(Tile {
-            patches: overlapping(&rows, dim, 2),
-            positions: tile.positions.clone(),
-            places: tile.places.clone(),
-            order: Vec::new(),
-        })
+        Ok(with_patches(tile, overlapping(&rows, dim, 2)))
     }
 
     /// The results of a graph for a tile's values.
@@ -348,6 +343,16 @@ impl<B: Backend> fmt::Debug for TowerEncoder<B> {
     }
 }
 
+/// A tile in the places of another, of other values.
+fn with_patches(tile: &Tile, patches: Vec<f32>) -> Tile {
+    Tile {
+        patches,
+        positions: tile.positions.clone(),
+        places: tile.places.clone(),
+        order: Vec::new(),
+    }
+}
+
 /// The values of each three rows that follow each other, from every `step`th row on.
 fn overlapping(rows: &[f32], width: usize, step: usize) -> Vec<f32> {
     let windows = rows.windows((STEM_FRAMES * width).max(1));
@@ -359,9 +364,10 @@ fn overlapping(rows: &[f32], width: usize, step: usize) -> Vec<f32> {
 }
 
 /// The rows of several lists, each with its width, concatenated.
-fn side_by_side(mut parts: Vec<(Vec<f32>, usize)>) -> Vec<f32> {
+fn side_by_side(mut parts: Vec<(Cow<'_, [f32]>, usize)>) -> Vec<f32> {
     if parts.len() < 2 {
-        return parts.pop().map(|(rows, _)| rows).unwrap_or_default();
+        let only = parts.pop().map(|(rows, _)| rows.into_owned());
+        return only.unwrap_or_default();
     }
     let mut out = Vec::with_capacity(parts.iter().map(|(rows, _)| rows.len()).sum());
     let mut lists: Vec<_> = parts
@@ -402,7 +408,10 @@ fn ubatch_of(tile: &Tile, width: usize) -> Result<UBatch, PictureError> {
     };
     let checked = validate_with(&batch, &rules, PositionRule::Grid, |_| None);
     let split = checked.and_then(|valid| SplitPolicy::WholeSequences.split(&valid, n_batch));
-    let unreadable = |reason: String| PictureError::Unreadable { reason };
+    let unreadable = |reason: String| PictureError::Unreadable {
+        media: MediaKind::Picture,
+        reason,
+    };
     let mut ubatches = split.map_err(|error| unreadable(error.to_string()))?;
     ubatches
         .pop()

@@ -76,12 +76,9 @@ pub fn take_pictures<P, E>(
 /// it.
 ///
 /// # Errors
-/// [`PictureError::Unreadable`] or [`PictureError::UnreadableSound`] where it is not in base64.
+/// [`PictureError::Unreadable`] where it is not in base64.
 pub fn data_url_bytes(media: MediaKind, url: &str) -> Result<Vec<u8>, PictureError> {
-    let unreadable = |reason: String| match media {
-        MediaKind::Picture => PictureError::Unreadable { reason },
-        MediaKind::Sound => PictureError::UnreadableSound { reason },
-    };
+    let unreadable = |reason: String| PictureError::Unreadable { media, reason };
     let data = match url.strip_prefix("data:") {
         None => url,
         Some(rest) => match rest.split_once(',') {

@@ -9,6 +9,7 @@ use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
+use model_core::media::MediaKind;
 use model_core::picture::PictureError;
 
 use crate::size::Size;
@@ -60,11 +61,7 @@ impl Pixels {
     pub(crate) fn new(width: u32, height: u32, values: Vec<u8>) -> Result<Self, PictureError> {
         let n_pixels = u64::from(width) * u64::from(height);
         if n_pixels > MAX_PIXELS {
-            return Err(PictureError::TooLarge {
-                got: n_pixels,
-                unit: "pixels",
-                limit: MAX_PIXELS,
-            });
+            return Err(too_large(n_pixels, "pixels", MAX_PIXELS));
         }
         if n_pixels == 0 || values.len() as u64 != 3 * n_pixels {
             let n = values.len();
@@ -84,7 +81,6 @@ impl Pixels {
     /// # Errors
     /// [`PictureError::TooLarge`] before it is decoded; [`PictureError::Unreadable`].
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, PictureError> {
-        let too_large = |got, unit, limit| PictureError::TooLarge { got, unit, limit };
         if bytes.len() > MAX_BYTES {
             return Err(too_large(bytes.len() as u64, "bytes", MAX_BYTES as u64));
         }
@@ -190,5 +186,15 @@ impl Pixels {
 
 pub(crate) fn unreadable(reason: impl ToString) -> PictureError {
     let reason = reason.to_string();
-    PictureError::Unreadable { reason }
+    let media = MediaKind::Picture;
+    PictureError::Unreadable { media, reason }
+}
+
+fn too_large(got: u64, unit: &'static str, limit: u64) -> PictureError {
+    PictureError::TooLarge {
+        media: MediaKind::Picture,
+        got,
+        unit,
+        limit,
+    }
 }

@@ -182,9 +182,9 @@ impl Preparation {
                     layout: tiling.layout(size, cut.grid, side / self.patch),
                 })
             }
-            Shape::Sliced(slicing) => {
-                let cut = slicing.cut(pixels, self.filter)?;
-                let side = slicing.factor / self.patch;
+            Shape::Sliced(rules) => {
+                let cut = rules.cut(pixels, self.filter)?;
+                let side = rules.factor / self.patch;
                 let tiles = cut.parts.iter().map(|part| self.nested(part, side));
                 Ok(PreparedPicture {
                     tiles: tiles.collect(),
@@ -316,14 +316,9 @@ impl Preparation {
 
 impl PreparedPicture {
     /// One tile, without rows and columns.
-    fn of(tile: Tile) -> Self {
-        Self::of_tiles(vec![tile])
-    }
-
-    /// These tiles, without rows and columns.
-    pub(crate) fn of_tiles(tiles: Vec<Tile>) -> Self {
+    pub(crate) fn of(tile: Tile) -> Self {
         Self {
-            tiles,
+            tiles: vec![tile],
             grid: None,
             tile_grid: TileGrid::default(),
             layout: Vec::new(),

@@ -135,8 +135,8 @@ impl PictureReader {
     }
 
     fn heard(&self, sound: &Sound) -> Result<PreparedPicture, PictureError> {
-        let tiles = self.of_sounds()?.prepare(sound)?;
-        Ok(self.placed(prepare::PreparedPicture::of_tiles(tiles)))
+        let tile = self.of_sounds()?.prepare(sound)?;
+        Ok(self.placed(prepare::PreparedPicture::of(tile)))
     }
 
     /// The prepared picture as a prompt has it.

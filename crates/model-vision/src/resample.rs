@@ -5,6 +5,7 @@
 //! layer. Invariant: the weights of a row's sources sum up to 1. Knows no file.
 
 use kv_graph::weights::Weight;
+use model_core::media::MediaKind;
 use model_core::picture::{PictureError, Tile};
 
 /// The way from places of the square to those of patches.
@@ -173,6 +174,7 @@ impl AxisRows {
     /// The first `n` rows from row number `from` on.
     fn first(&self, from: usize, n: usize) -> Result<Vec<f32>, PictureError> {
         let too_large = || PictureError::TooLarge {
+            media: MediaKind::Picture,
             got: n as u64,
             unit: "patches in a row or column",
             limit: self.n as u64,

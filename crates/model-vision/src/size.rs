@@ -10,7 +10,26 @@ pub(crate) struct Size {
 }
 
 /// The longest side of a picture, in shorter ones, that Qwen's processors take.
-pub(crate) const MAX_RATIO: u32 = 200;
+const MAX_RATIO: u32 = 200;
+
+impl Size {
+    /// Refuses a size that is longer in one direction than Qwen's processors take.
+    ///
+    /// # Errors
+    /// [`PictureError::TooNarrow`].
+    pub(crate) fn check_ratio(self) -> Result<(), PictureError> {
+        let Self { width, height } = self;
+        if width.max(height) <= width.min(height).saturating_mul(MAX_RATIO) {
+            return Ok(());
+        }
+        let limit = MAX_RATIO;
+        Err(PictureError::TooNarrow {
+            width,
+            height,
+            limit,
+        })
+    }
+}
 
 /// Sizes whose sides are multiples of a factor, and whose pixels are within bounds (Qwen2-VL: Wang
 /// et al., arXiv 2409.12191).
@@ -76,14 +95,7 @@ impl SmartSize {
         let size = self.enlarged(size);
         let Size { width, height } = size;
         let [least, most] = self.pixels;
-        if width.max(height) > width.min(height).saturating_mul(MAX_RATIO) {
-            let limit = MAX_RATIO;
-            return Err(PictureError::TooNarrow {
-                width,
-                height,
-                limit,
-            });
-        }
+        size.check_ratio()?;
         let (w, h, f) = (
             f64::from(width),
             f64::from(height),

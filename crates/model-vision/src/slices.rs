@@ -6,7 +6,7 @@
 use model_core::picture::PictureError;
 
 use crate::pixels::{Filter, Pixels};
-use crate::size::{MAX_RATIO, Size};
+use crate::size::Size;
 use crate::tiles::{CutPicture, TileGrid};
 
 /// The sizes of a whole and of slices.
@@ -28,18 +28,10 @@ impl SliceRules {
     /// [`PictureError::Unreadable`] where there is no such size.
     pub(crate) fn cut(self, pixels: &Pixels, filter: Filter) -> Result<CutPicture, PictureError> {
         let size = pixels.size();
-        let Size { width, height } = size;
-        if width.max(height) > width.min(height).saturating_mul(MAX_RATIO) {
-            let limit = MAX_RATIO;
-            return Err(PictureError::TooNarrow {
-                width,
-                height,
-                limit,
-            });
-        }
+        size.check_ratio()?;
         let resized = |size: Size| pixels.resized(size.width, size.height, filter);
         let grid = self.grid(size);
-        let whole = self.fitted(f64::from(width), f64::from(height));
+        let whole = self.fitted(f64::from(size.width), f64::from(size.height));
         let mut parts = vec![resized(whole)?];
         if grid != TileGrid::default() {
             let slice = self.slice(size, grid);
@@ -47,12 +39,7 @@ impl SliceRules {
                 width: slice.width * grid.columns,
                 height: slice.height * grid.rows,
             };
-            let sliced = resized(size)?;
-            let corners = (0..grid.rows).flat_map(|y| (0..grid.columns).map(move |x| [x, y]));
-            parts.extend(corners.map(|[x, y]| {
-                let corner = [x * slice.width, y * slice.height].map(i64::from);
-                sliced.cropped(corner, slice.width, slice.height)
-            }));
+            parts.extend(grid.cut(&resized(size)?, slice));
         }
         Ok(CutPicture { parts, grid })
     }
@@ -118,7 +105,7 @@ mod tests {
     /// Sizes of pictures, and of whole, rows and columns, and slices, by the models' processor.
     #[test]
     fn sizes_are_the_processors() {
-        let slicing = SliceRules {
+        let rules = SliceRules {
             side: 448,
             factor: 56,
             most: 9,
@@ -139,12 +126,12 @@ mod tests {
                 height: size[1],
             };
             let sides = |size: Size| [size.width, size.height];
-            let found = slicing.grid(size);
+            let found = rules.grid(size);
             assert_eq!([found.rows, found.columns], grid, "{size:?}");
-            let fitted = slicing.fitted(size.width.into(), size.height.into());
+            let fitted = rules.fitted(size.width.into(), size.height.into());
             assert_eq!(sides(fitted), whole, "{size:?}");
             if grid != [0, 0] {
-                assert_eq!(sides(slicing.slice(size, found)), slice, "{size:?}");
+                assert_eq!(sides(rules.slice(size, found)), slice, "{size:?}");
             }
         }
     }

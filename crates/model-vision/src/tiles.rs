@@ -58,6 +58,17 @@ pub(crate) struct TileGrid {
     pub(crate) columns: u32,
 }
 
+impl TileGrid {
+    /// The parts of a picture of this size each, in reading order.
+    pub(crate) fn cut(self, pixels: &Pixels, part: Size) -> impl Iterator<Item = Pixels> {
+        let corners = (0..self.rows).flat_map(move |y| (0..self.columns).map(move |x| [x, y]));
+        corners.map(move |[x, y]| {
+            let corner = [x * part.width, y * part.height].map(i64::from);
+            pixels.cropped(corner, part.width, part.height)
+        })
+    }
+}
+
 /// The longest side of a picture, whatever a model's settings say (Idefics 3).
 const MAX_SIDE: u32 = 4096;
 
@@ -128,18 +139,16 @@ impl Tiling {
                 (tiled, whole)
             }
         };
-        let (rows, columns) = (tiled.height / side, tiled.width / side);
-        if rows * columns <= 1 && !matches!(self, Self::Padded(_)) {
+        let grid = TileGrid {
+            rows: tiled.height / side,
+            columns: tiled.width / side,
+        };
+        if grid.rows * grid.columns <= 1 && !matches!(self, Self::Padded(_)) {
             return Ok(CutPicture::alone(whole));
         }
-        let corners = (0..rows).flat_map(|y| (0..columns).map(move |x| [x, y]));
-        let tile = |[x, y]: [u32; 2]| {
-            let corner = [i64::from(x * side), i64::from(y * side)];
-            tiled.cropped(corner, side, side)
-        };
         Ok(CutPicture {
-            parts: corners.map(tile).chain([whole]).collect(),
-            grid: TileGrid { rows, columns },
+            parts: grid.cut(&tiled, square).chain([whole]).collect(),
+            grid,
         })
     }
 

@@ -146,7 +146,7 @@ impl Vision {
         })
     }
 
-    /// The reader of pictures for it.
+    /// The reader of pictures or sounds for it.
     pub fn reader(&self) -> &Arc<PictureReader> {
         &self.reader
     }

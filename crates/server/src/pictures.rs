@@ -47,11 +47,7 @@ impl fmt::Debug for PictureFetcher {
 
 /// The part of a picture or a sound: its place in the request, and its address.
 pub(crate) fn part(media: MediaKind, path: &str, url: &str) -> Value {
-    let kind = match media {
-        MediaKind::Picture => "image_url",
-        MediaKind::Sound => "audio_url",
-    };
-    json!({"type": kind, "path": path, "url": url})
+    json!({"type": media.url_type(), "path": path, "url": url})
 }
 
 /// A picture in base64 as an address.
@@ -69,10 +65,9 @@ pub(crate) fn read_part(path: &str, given: &Value) -> Option<Result<Value, ApiEr
     if !address.is_empty() {
         return Some(Ok(part(media, path, &address)));
     }
-    let (name, wanted) = match (media, given["type"].as_str()) {
-        (_, Some("input_audio")) => ("input_audio.data", "a sound in base64"),
-        (MediaKind::Sound, _) => ("audio_url", "a 'data:' URL"),
-        (MediaKind::Picture, _) => ("image_url", "a 'data:' URL"),
+    let (name, wanted) = match given["type"].as_str() {
+        Some("input_audio") => ("input_audio.data", "a sound in base64"),
+        _ => (media.url_type(), "a 'data:' URL"),
     };
     let param = format!("{path}.{name}");
     let message = format!("'{param}' has no address: {wanted} is needed");

@@ -101,12 +101,8 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     args.speculation.use_head(&mut file)?;
     resolve::continues_without_source(&file)?;
     let mut sight = pictures::sight(&file, &source, &args.vision)?;
-    let shown = args
-        .image
-        .iter()
-        .map(|path| (MediaKind::Picture, path))
-        .chain(args.audio.iter().map(|path| (MediaKind::Sound, path)))
-        .map(|(media, path)| shown_picture(&sight, media, path.clone()));
+    let shown = pictures::files(&args.image, &args.audio)
+        .map(|(media, path)| shown_picture(&sight, media, path.to_owned()));
     let pictures = shown.collect::<anyhow::Result<Vec<_>>>()?;
     let n_predict = args.predict.and_then(PredictLimit::tokens);
     let options = CompletionOptions {

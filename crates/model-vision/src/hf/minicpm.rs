@@ -5,7 +5,7 @@
 use model_core::gguf::Array;
 use model_core::hf::{HfClass, HfConfig, Key, Keys, ModelFileError, in_stack};
 
-use super::tables::{CLIP_LAYER, CLIP_OUTER, MINICPM_OUTER};
+use super::tables::{CLIP_LAYER, CLIP_OUTER, MINICPM_MERGER, MINICPM_PROJECTOR};
 use super::{TOWER, counts, only, siglip};
 
 pub(super) const MINICPM: HfClass = HfClass {
@@ -18,7 +18,12 @@ pub(super) const MINICPM: HfClass = HfClass {
             CLIP_LAYER,
         ),
         &in_stack("v.", "model.vision_tower.", CLIP_OUTER),
-        &in_stack("", "model.", MINICPM_OUTER),
+        &in_stack(
+            "v.vit_merger.",
+            "model.vision_tower.vit_merger.",
+            MINICPM_MERGER,
+        ),
+        &in_stack("mm.", "model.merger.mlp.0.", MINICPM_PROJECTOR),
     ],
     defaults: &[
         ("hidden_size", 768),

@@ -274,15 +274,25 @@ const MISTRAL3: HfClass = HfClass {
     ..TOWER
 };
 
-/// Sets counts that go by these names.
+/// Sets counts of a tower that sees, which go by these names.
 fn counts(
     config: &HfConfig,
     keys: &mut Keys,
     names: &[(&str, &str)],
 ) -> Result<(), ModelFileError> {
+    counts_of(config, keys, "vision", names)
+}
+
+/// Sets counts below `part` that go by these names.
+fn counts_of(
+    config: &HfConfig,
+    keys: &mut Keys,
+    part: &str,
+    names: &[(&str, &str)],
+) -> Result<(), ModelFileError> {
     for (to, from) in names {
         let count = u32::try_from(config.count(from)?).unwrap_or(u32::MAX);
-        keys.set(&format!("vision.{to}"), count);
+        keys.set(&format!("{part}.{to}"), count);
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use model_core::hf::{HfConfig, ModelFileError};
 
 use super::only;
 
-/// Adds what a directory says of how pictures are prepared.
+/// Adds what a directory says of how pictures are prepared, and checks what it says of sounds.
 ///
 /// # Errors
 /// [`ModelFileError`] where a file cannot be read.

@@ -7,7 +7,8 @@ use std::path::Path;
 use model_core::gguf::Metadata;
 use model_core::hf::{HfClass, HfConfig, Key, Keys, ModelFileError, TensorRule, in_stack, same};
 
-use super::{PROJECTOR, TOWER, only};
+use super::{PROJECTOR, TOWER, counts_of, only};
+use crate::sound::{FRAME, HOP, SAMPLE_RATE};
 
 /// Qwen2-Audio (Chu et al., arXiv 2407.10759).
 pub(super) const QWEN2_AUDIO: HfClass = HfClass {
@@ -78,9 +79,9 @@ pub(super) fn check_processor(directory: &Path, metadata: &Metadata) -> Result<(
         }
         let config = HfConfig::open(&path)?;
         for (key, wanted) in [
-            ("sampling_rate", Some(16_000)),
-            ("hop_length", Some(160)),
-            ("n_fft", Some(400)),
+            ("sampling_rate", Some(SAMPLE_RATE)),
+            ("hop_length", Some(HOP as u32)),
+            ("n_fft", Some(FRAME as u32)),
             ("feature_size", n_bins),
             ("dither", Some(0)),
         ] {
@@ -99,17 +100,15 @@ pub(super) fn check_processor(directory: &Path, metadata: &Metadata) -> Result<(
 fn qwen2_audio(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     only(config, "model_type", &["qwen2_audio_encoder"])?;
     only(config, "activation_function", &["gelu"])?;
-    keys.set_whole("clip.audio.projector_type", "qwen2a");
-    keys.set_whole("clip.audio.attention.layer_norm_epsilon", 1e-5f32);
-    for (to, from) in [
+    keys.set("audio.projector_type", "qwen2a");
+    keys.set("audio.attention.layer_norm_epsilon", 1e-5f32);
+    let names = [
         ("embedding_length", "d_model"),
         ("block_count", "encoder_layers"),
         ("attention.head_count", "encoder_attention_heads"),
         ("num_mel_bins", "num_mel_bins"),
-    ] {
-        let count = u32::try_from(config.count(from)?).unwrap_or(u32::MAX);
-        keys.set_whole(&format!("clip.audio.{to}"), count);
-    }
+    ];
+    counts_of(config, keys, "audio", &names)?;
     // What tensors say, too.
     for key in ["encoder_ffn_dim", "max_source_positions"] {
         config.count(key)?;

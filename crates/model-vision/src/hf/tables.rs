@@ -336,78 +336,34 @@ pub(super) const LLAMA4_OUTER: [TensorRule; 10] = [
     ),
 ];
 
-/// The merger between layers of MiniCPM-V 4.6, and its projector.
-pub(super) const MINICPM_OUTER: [TensorRule; 22] = [
-    same(
-        "v.vit_merger.ln1.weight",
-        "vision_tower.vit_merger.layer_norm1.weight",
-    ),
-    same(
-        "v.vit_merger.ln1.bias",
-        "vision_tower.vit_merger.layer_norm1.bias",
-    ),
-    same(
-        "v.vit_merger.attn_q.weight",
-        "vision_tower.vit_merger.self_attn.q_proj.weight",
-    ),
-    same(
-        "v.vit_merger.attn_q.bias",
-        "vision_tower.vit_merger.self_attn.q_proj.bias",
-    ),
-    same(
-        "v.vit_merger.attn_k.weight",
-        "vision_tower.vit_merger.self_attn.k_proj.weight",
-    ),
-    same(
-        "v.vit_merger.attn_k.bias",
-        "vision_tower.vit_merger.self_attn.k_proj.bias",
-    ),
-    same(
-        "v.vit_merger.attn_v.weight",
-        "vision_tower.vit_merger.self_attn.v_proj.weight",
-    ),
-    same(
-        "v.vit_merger.attn_v.bias",
-        "vision_tower.vit_merger.self_attn.v_proj.bias",
-    ),
-    same(
-        "v.vit_merger.attn_out.weight",
-        "vision_tower.vit_merger.self_attn.out_proj.weight",
-    ),
-    same(
-        "v.vit_merger.attn_out.bias",
-        "vision_tower.vit_merger.self_attn.out_proj.bias",
-    ),
-    same(
-        "v.vit_merger.ds_ln.weight",
-        "vision_tower.vit_merger.pre_norm.weight",
-    ),
-    same(
-        "v.vit_merger.ds_ln.bias",
-        "vision_tower.vit_merger.pre_norm.bias",
-    ),
-    same(
-        "v.vit_merger.ds_ffn_up.weight",
-        "vision_tower.vit_merger.linear_1.weight",
-    ),
-    same(
-        "v.vit_merger.ds_ffn_up.bias",
-        "vision_tower.vit_merger.linear_1.bias",
-    ),
-    same(
-        "v.vit_merger.ds_ffn_down.weight",
-        "vision_tower.vit_merger.linear_2.weight",
-    ),
-    same(
-        "v.vit_merger.ds_ffn_down.bias",
-        "vision_tower.vit_merger.linear_2.bias",
-    ),
-    same("mm.input_norm.weight", "merger.mlp.0.pre_norm.weight"),
-    same("mm.input_norm.bias", "merger.mlp.0.pre_norm.bias"),
-    same("mm.up.weight", "merger.mlp.0.linear_1.weight"),
-    same("mm.up.bias", "merger.mlp.0.linear_1.bias"),
-    same("mm.down.weight", "merger.mlp.0.linear_2.weight"),
-    same("mm.down.bias", "merger.mlp.0.linear_2.bias"),
+/// The merger between layers of MiniCPM-V 4.6.
+pub(super) const MINICPM_MERGER: [TensorRule; 16] = [
+    same("ln1.weight", "layer_norm1.weight"),
+    same("ln1.bias", "layer_norm1.bias"),
+    same("attn_q.weight", "self_attn.q_proj.weight"),
+    same("attn_q.bias", "self_attn.q_proj.bias"),
+    same("attn_k.weight", "self_attn.k_proj.weight"),
+    same("attn_k.bias", "self_attn.k_proj.bias"),
+    same("attn_v.weight", "self_attn.v_proj.weight"),
+    same("attn_v.bias", "self_attn.v_proj.bias"),
+    same("attn_out.weight", "self_attn.out_proj.weight"),
+    same("attn_out.bias", "self_attn.out_proj.bias"),
+    same("ds_ln.weight", "pre_norm.weight"),
+    same("ds_ln.bias", "pre_norm.bias"),
+    same("ds_ffn_up.weight", "linear_1.weight"),
+    same("ds_ffn_up.bias", "linear_1.bias"),
+    same("ds_ffn_down.weight", "linear_2.weight"),
+    same("ds_ffn_down.bias", "linear_2.bias"),
+];
+
+/// The projector of MiniCPM-V 4.6.
+pub(super) const MINICPM_PROJECTOR: [TensorRule; 6] = [
+    same("input_norm.weight", "pre_norm.weight"),
+    same("input_norm.bias", "pre_norm.bias"),
+    same("up.weight", "linear_1.weight"),
+    same("up.bias", "linear_1.bias"),
+    same("down.weight", "linear_2.weight"),
+    same("down.bias", "linear_2.bias"),
 ];
 
 /// The one matrix between the tower of Idefics 3 and its decoder.

@@ -83,13 +83,8 @@ pub(crate) fn read_tower(
         "clip.projector_type",
         "clip.audio.projector_type",
     ];
-    let mut found: Option<&str> = None;
-    for key in keys {
-        found = match found {
-            None => metadata.optional(key)?,
-            found => found,
-        };
-    }
+    let stated = |key: &&str| metadata.optional::<&str>(key).transpose();
+    let found = keys.iter().find_map(stated).transpose()?;
     let name = found.unwrap_or("mlp");
     let family = Family::of(name).ok_or_else(|| {
         let known = Family::names();
@@ -341,19 +336,15 @@ impl Source<'_> {
                     form: FeedForwardForm::Gated,
                 })
             }
-            (TowerKind::InternVit | TowerKind::Llama4, Some(Activation::GeluTanh)) => {
-                // Files have one key for both kinds of GELU.
+            // Files have one key for both kinds of GELU.
+            (TowerKind::InternVit | TowerKind::Llama4, Some(Activation::GeluTanh))
+            | (TowerKind::Whisper, _) => {
                 TowerFeedForward::Block(FeedForwardBlock {
                     hidden,
                     activation: Activation::GeluErf,
                     form: FeedForwardForm::PlainWithBias,
                 })
             }
-            (TowerKind::Whisper, _) => TowerFeedForward::Block(FeedForwardBlock {
-                hidden,
-                activation: Activation::GeluErf,
-                form: FeedForwardForm::PlainWithBias,
-            }),
             (_, Some(activation)) => TowerFeedForward::Block(FeedForwardBlock {
                 hidden,
                 activation,
@@ -453,7 +444,7 @@ impl Source<'_> {
                 side: self.merge()?,
                 n_before: 0,
             },
-            (_, ProjectorKind::UpDown) => Arrangement::JoinedAgain {
+            (_, ProjectorKind::UpDown) => Arrangement::Joined {
                 n: MERGER_SIDE * MERGER_SIDE,
                 n_patches: MERGER_SIDE * MERGER_SIDE,
             },
@@ -475,7 +466,10 @@ impl Source<'_> {
             }
             _ => {
                 let merge = self.merge()?;
-                Arrangement::Joined(merge * merge)
+                Arrangement::Joined {
+                    n: merge * merge,
+                    n_patches: 1,
+                }
             }
         })
     }

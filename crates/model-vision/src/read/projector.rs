@@ -43,16 +43,12 @@ impl Source<'_> {
                 steps
             }
             ProjectorKind::NormedSquares => {
-                let norm = layer_norm(1e-5);
-                let mut steps = vec![ProjectorStep::Norm(norm, "mm.model.mlp.0".to_owned())];
-                steps.extend(self.two_matrices("mm.model.mlp.1.weight", "mm.model.mlp.3.weight")?);
-                steps
+                let matrices = ["mm.model.mlp.1.weight", "mm.model.mlp.3.weight"];
+                self.normed_matrices(1e-5, "mm.model.mlp.0".to_owned(), matrices)?
             }
             ProjectorKind::UpDown => {
-                let norm = layer_norm(1e-6);
-                let mut steps = vec![ProjectorStep::Norm(norm, "mm.input_norm".to_owned())];
-                steps.extend(self.two_matrices("mm.up.weight", "mm.down.weight")?);
-                steps
+                let matrices = ["mm.up.weight", "mm.down.weight"];
+                self.normed_matrices(1e-6, "mm.input_norm".to_owned(), matrices)?
             }
             ProjectorKind::Gated => {
                 let norm = layer_norm(1e-5);
@@ -152,12 +148,23 @@ impl Source<'_> {
         }
         let rows = |(layer, number): (usize, usize)| -> Result<DeepRows, ModelError> {
             let name = |part: &str| format!("v.deepstack.{number}.{part}");
-            let norm = layer_norm(1e-6);
-            let mut projector = vec![ProjectorStep::Norm(norm, name("norm"))];
-            projector.extend(self.two_matrices(&name("fc1.weight"), &name("fc2.weight"))?);
+            let matrices = [&*name("fc1.weight"), &*name("fc2.weight")];
+            let projector = self.normed_matrices(1e-6, name("norm"), matrices)?;
             Ok(DeepRows { layer, projector })
         };
         layers.into_iter().map(rows).collect()
+    }
+
+    /// A norm, and two matrices with biases and GELU between them.
+    fn normed_matrices(
+        &self,
+        eps: f32,
+        norm: String,
+        [first, second]: [&str; 2],
+    ) -> Result<Vec<ProjectorStep>, ModelError> {
+        let mut steps = vec![ProjectorStep::Norm(layer_norm(eps), norm)];
+        steps.extend(self.two_matrices(first, second)?);
+        Ok(steps)
     }
 
     /// Two matrices with biases and GELU between them.

@@ -14,11 +14,11 @@ use model_core::media::MediaKind;
 use super::{Source, setting};
 use crate::arrange::Arrangement;
 use crate::family::Family;
-use crate::sound::SoundPreparation;
+use crate::sound::{N_POWERS, SoundPreparation};
 use crate::tower::{PATCH_BIAS, STEM_BIAS, Tower, TowerPositions};
 
-/// The most bins of a frame: a frame has powers of 201 frequencies.
-const MAX_BINS: usize = 201;
+/// The most bins of a frame: it has powers of so many frequencies.
+const MAX_BINS: usize = N_POWERS;
 
 /// The most rows of a tile: four times Whisper's.
 const MAX_ROWS: usize = 6000;
@@ -127,10 +127,9 @@ impl Source<'_> {
             n_bins,
             n_rows,
             joined: match tower.arrangement {
-                Arrangement::Pooled(n) | Arrangement::Joined(n) => n,
+                Arrangement::Pooled(n) => n,
                 _ => 1,
             },
-            most_tiles: 1,
         })
     }
 }

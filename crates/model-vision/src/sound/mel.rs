@@ -20,7 +20,7 @@ pub(crate) const HOP: usize = 160;
 const FLOOR: f64 = 1e-10;
 
 /// The number of powers of a frame's frequencies.
-const N_POWERS: usize = FRAME / 2 + 1;
+pub(crate) const N_POWERS: usize = FRAME / 2 + 1;
 
 /// The weights of a bin: the first frequency that counts, and those from there on.
 struct Bin {

@@ -10,6 +10,7 @@ mod wav;
 
 use std::io::{Cursor, ErrorKind};
 
+use model_core::media::MediaKind;
 use model_core::picture::PictureError;
 use symphonia::core::codecs::CodecParameters;
 use symphonia::core::codecs::audio::AudioDecoderOptions;
@@ -20,7 +21,7 @@ use symphonia::core::formats::{FormatOptions, TrackType};
 use symphonia::core::io::MediaSourceStream;
 use symphonia::core::meta::MetadataOptions;
 
-use mel::SAMPLE_RATE;
+pub(crate) use mel::{FRAME, HOP, N_POWERS, SAMPLE_RATE};
 pub(crate) use prepare::SoundPreparation;
 use wav::WavFile;
 
@@ -64,7 +65,8 @@ impl Sound {
     /// [`PictureError`].
     pub(crate) fn decode(bytes: &[u8], most_seconds: u32) -> Result<Self, PictureError> {
         if bytes.len() > MAX_BYTES {
-            return Err(PictureError::SoundTooLarge {
+            return Err(PictureError::TooLarge {
+                media: MediaKind::Sound,
                 got: bytes.len() as u64,
                 unit: "bytes",
                 limit: MAX_BYTES as u64,
@@ -180,7 +182,8 @@ fn check_length(n_samples: u64, rate: u32, most_seconds: u32) -> Result<(), Pict
     if n_samples <= u64::from(most_seconds) * rate {
         return Ok(());
     }
-    Err(PictureError::SoundTooLarge {
+    Err(PictureError::TooLarge {
+        media: MediaKind::Sound,
         got: n_samples.div_ceil(rate),
         unit: "seconds",
         limit: u64::from(most_seconds),
@@ -189,5 +192,6 @@ fn check_length(n_samples: u64, rate: u32, most_seconds: u32) -> Result<(), Pict
 
 fn unreadable(reason: impl ToString) -> PictureError {
     let reason = reason.to_string();
-    PictureError::UnreadableSound { reason }
+    let media = MediaKind::Sound;
+    PictureError::Unreadable { media, reason }
 }

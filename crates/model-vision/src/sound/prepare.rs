@@ -1,7 +1,7 @@
 //! [`SoundPreparation`]: from a sound to the frames that a tower takes, as a model's own processor
 //! does it.
 //!
-//! Invariant: a sound gives as many rows in a prompt as its tiles say. Knows no file format and no
+//! Invariant: a sound gives as many rows in a prompt as its tile says. Knows no file format and no
 //! graph.
 
 use kv_core::GridPos;
@@ -19,15 +19,12 @@ pub(crate) struct SoundPreparation {
     pub(crate) n_rows: usize,
     /// Rows of the tower that become one.
     pub(crate) joined: usize,
-    /// The longest sound, in lengths that a tower takes at once.
-    pub(crate) most_tiles: usize,
 }
 
 impl SoundPreparation {
-    /// The most seconds of a sound.
+    /// The most seconds of a sound: a tower takes it at once.
     pub(crate) fn most_seconds(&self) -> u32 {
-        let samples = self.most_tiles.saturating_mul(self.tile_samples());
-        u32::try_from(samples / SAMPLE_RATE as usize).unwrap_or(u32::MAX)
+        u32::try_from(self.tile_samples() / SAMPLE_RATE as usize).unwrap_or(u32::MAX)
     }
 
     /// Samples of what a tower takes at once.
@@ -35,31 +32,25 @@ impl SoundPreparation {
         2 * self.n_rows * HOP
     }
 
-    /// The tiles of a sound: rows end where it ends.
+    /// The tile of a sound of at most [`SoundPreparation::most_seconds`]: rows end where it ends.
     ///
     /// # Errors
     /// [`PictureError::SoundTooShort`] where it is too short.
-    pub(crate) fn prepare(&self, sound: &Sound) -> Result<Vec<Tile>, PictureError> {
-        let mel = LogMel::new(self.n_bins);
-        let mut tiles = Vec::new();
-        for samples in sound.samples.chunks(self.tile_samples().max(1)) {
-            let n_rows = samples.len().div_ceil(HOP).div_ceil(2).min(self.n_rows);
-            if n_rows < self.joined {
-                continue;
-            }
-            // The last row looks at the frame behind its two.
-            let n_frames = (2 * n_rows + 1).min(2 * self.n_rows);
-            let frames = mel.frames(samples, self.tile_samples(), n_frames);
-            tiles.push(self.tile(&frames, n_rows));
-        }
-        if tiles.is_empty() {
+    pub(crate) fn prepare(&self, sound: &Sound) -> Result<Tile, PictureError> {
+        let samples = &sound.samples;
+        let n_rows = samples.len().div_ceil(HOP).div_ceil(2).min(self.n_rows);
+        if n_rows < self.joined.max(1) {
             return Err(PictureError::SoundTooShort {
-                got: sound.samples.len(),
+                got: samples.len(),
                 rate: SAMPLE_RATE,
                 least: (2 * self.joined).saturating_sub(2) * HOP + 1,
             });
         }
-        Ok(tiles)
+        // The last row looks at the frame behind its two.
+        let n_frames = (2 * n_rows + 1).min(2 * self.n_rows);
+        let mel = LogMel::new(self.n_bins);
+        let frames = mel.frames(samples, self.tile_samples(), n_frames);
+        Ok(self.tile(&frames, n_rows))
     }
 
     /// The tile of these frames, which give so many rows. There is an empty frame before them, and
