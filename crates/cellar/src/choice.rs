@@ -20,7 +20,9 @@ use crate::backends::{
     open_backend, plan_backend_memory,
 };
 use crate::error::Error;
-use crate::gpu_layers::{Placement, Share, Shares, on_gpu, on_host, placement, possible_gpu_layers};
+use crate::gpu_layers::{
+    Placement, Share, Shares, on_gpu, on_host, placement, possible_gpu_layers,
+};
 
 /// Bytes of a device that are left free: the driver keeps kernels, recorded launches and tables of
 /// inputs there, and rounds what is allocated up.

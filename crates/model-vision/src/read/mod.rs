@@ -338,13 +338,11 @@ impl Source<'_> {
             }
             // Files have one key for both kinds of GELU.
             (TowerKind::InternVit | TowerKind::Llama4, Some(Activation::GeluTanh))
-            | (TowerKind::Whisper, _) => {
-                TowerFeedForward::Block(FeedForwardBlock {
-                    hidden,
-                    activation: Activation::GeluErf,
-                    form: FeedForwardForm::PlainWithBias,
-                })
-            }
+            | (TowerKind::Whisper, _) => TowerFeedForward::Block(FeedForwardBlock {
+                hidden,
+                activation: Activation::GeluErf,
+                form: FeedForwardForm::PlainWithBias,
+            }),
             (_, Some(activation)) => TowerFeedForward::Block(FeedForwardBlock {
                 hidden,
                 activation,
