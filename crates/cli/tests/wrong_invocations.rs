@@ -109,6 +109,7 @@ impl Invocation {
 
 fn invocations() -> Vec<Invocation> {
     let mut all = Vec::new();
+    let mut seen = BTreeSet::new();
     for (command, needed) in COMMANDS {
         let mut add = |last: &[String], wanted: &[&str]| {
             all.push(Invocation::new([command, needed], last, wanted));
@@ -122,8 +123,14 @@ fn invocations() -> Vec<Invocation> {
                 .iter()
                 .any(|arg| arg.starts_with(&format!("{name}=")));
             let more = without_text(command, &name);
-            let values = wrong_values(&placeholder);
-            for (at, value) in values.iter().enumerate().filter(|_| !is_needed) {
+            // Commands share their flags: the first one shows what is said of the other values.
+            let n_values = if seen.insert((name.clone(), placeholder.clone())) {
+                usize::MAX
+            } else {
+                1
+            };
+            let values = wrong_values(&placeholder).iter().take(n_values);
+            for (at, value) in values.enumerate().filter(|_| !is_needed) {
                 let is_file = ["FILE", "DIR", "FILE[=SCALE]"].contains(&placeholder.as_str());
                 // A file is known by its path.
                 let wanted = if *command == ["convert"] && name == "--lora" && !value.is_empty() {
