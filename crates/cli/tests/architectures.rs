@@ -493,7 +493,7 @@ const ROWS: &[Row] = &[
     encoder(
         "albert",
         "ALBERT, whose layers share weights",
-        &["encoders/albert/"],
+        &["encoders/albert/", "encoders/albert_inner_layers/"],
     ),
     Row {
         against: Reference::Numpy,

@@ -84,7 +84,8 @@ pub enum LayerSharing {
     /// Each has its own.
     #[default]
     None,
-    /// Neighbouring layers of as many groups as the file names (ALBERT).
+    /// Those of one group of as many as the file names: a group of one layer or several is
+    /// computed as a whole, as often as there are layers for it (ALBERT).
     Groups,
 }
 

@@ -27,6 +27,8 @@ use crate::model::EncoderModel;
 
 /// Key of the number of groups of layers that share weights.
 pub(crate) const LAYER_GROUPS: &str = "layer_group_count";
+/// Key of the number of layers in a group, where that is not 1.
+pub(crate) const LAYER_GROUP_LENGTH: &str = "layer_group_length";
 /// Key of the distance at which the last bucket of distances begins.
 pub(crate) const MAX_DISTANCE: &str = "relative_max_distance";
 /// Key of the width of embeddings, where it is not that of layers.
@@ -126,21 +128,31 @@ impl EncoderLike {
         }
     }
 
-    /// The layer whose weights each layer computes with.
+    /// The layer whose weights each layer computes with. A group is computed as a whole, as often
+    /// as there are layers for it.
     fn weights_of(
         &self,
         hyper: &Hyperparameters<'_>,
         n_layers: usize,
     ) -> Result<Vec<LayerIdx>, ModelError> {
-        let n_groups = match self.sharing {
-            LayerSharing::None => n_layers,
-            LayerSharing::Groups => hyper.count(LAYER_GROUPS)?,
+        if self.sharing == LayerSharing::None {
+            return Ok((0..n_layers as u32).map(LayerIdx).collect());
+        }
+        let len = match hyper.optional::<u32>(LAYER_GROUP_LENGTH)? {
+            None => 1,
+            Some(_) => hyper.count(LAYER_GROUP_LENGTH)?,
         };
-        if n_groups > n_layers {
-            let reason = format!("{n_groups} groups of {n_layers} layers");
+        if !n_layers.is_multiple_of(len) {
+            let reason = format!("{n_layers} layers are no whole number of groups of {len}");
+            return Err(hyper.wrong(LAYER_GROUP_LENGTH, reason));
+        }
+        let (n_groups, n_computed) = (hyper.count(LAYER_GROUPS)?, n_layers / len);
+        if n_groups > n_computed {
+            let reason = format!("{n_groups} groups of {len} in {n_layers} layers");
             return Err(hyper.wrong(LAYER_GROUPS, reason));
         }
-        let layers = (0..n_layers).map(|at| at * n_groups / n_layers);
+        let group = |at: usize| at / len * n_groups / n_computed;
+        let layers = (0..n_layers).map(|at| group(at) * len + at % len);
         Ok(layers.map(|at| LayerIdx(at as u32)).collect())
     }
 

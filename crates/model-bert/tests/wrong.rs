@@ -13,6 +13,7 @@ use kv_graph::weights::{MemoryWeights, Weight, WeightSource};
 use model_core::directory::HfDirectory;
 use model_core::gguf::Metadata;
 use model_core::model_file::OpenModel;
+use model_tests::Recipe;
 use serde_json::{Value, json};
 
 /// The refusal of a copy with one JSON file changed.
@@ -289,4 +290,39 @@ fn token_types_may_be_absent() {
         without.insert(weights.get(&name).unwrap());
     }
     assert!(registry().model(&metadata, &without).is_ok());
+}
+
+/// Groups of two layers, three times: the first group twice.
+#[test]
+fn layers_of_groups_are_named_by_group_and_place() {
+    let recipe = Recipe::open(&data("albert_inner_layers"));
+    let directory = recipe.directory(&registry()).unwrap();
+    let name = "encoder.albert_layer_groups.1.albert_layers.0.ffn.weight";
+    let said = recipe.clone().without(name).directory(&registry());
+    let said = said.unwrap_err().to_string();
+    let wanted = format!("tensor 'albert.{name} (blk.2.ffn_up.weight)' is missing");
+    assert!(said.contains(&wanted), "{said}");
+    let fewer = recipe.with_config(|config| {
+        config.insert("inner_group_num".to_owned(), json!(1));
+    });
+    let said = fewer.directory(&registry()).unwrap_err().to_string();
+    let wanted = ".albert_layers.1.attention.LayerNorm.bias'";
+    assert!(
+        said.contains(wanted) && said.contains("no such tensor"),
+        "{said}"
+    );
+    let with = |key: &str, value: u32| {
+        let mut metadata = directory.metadata().clone();
+        metadata.insert(key, value);
+        let model = registry().model(&metadata, &**directory.weights());
+        model.unwrap_err().to_string()
+    };
+    assert_eq!(
+        with("albert.layer_group_length", 4),
+        "albert.layer_group_length: 6 layers are no whole number of groups of 4"
+    );
+    assert_eq!(
+        with("albert.layer_group_count", 4),
+        "albert.layer_group_count: 4 groups of 2 in 6 layers"
+    );
 }

@@ -1,5 +1,5 @@
-//! ALBERT (Lan et al., arXiv 1909.11942): layers in groups that share weights, and embeddings that
-//! are narrower than layers.
+//! ALBERT (Lan et al., arXiv 1909.11942): groups of layers, each of which is computed several times
+//! with the same weights, and embeddings that are narrower than layers.
 
 use model_core::hf::{
     HfClass, HfConfig, Key, Keys, ModelFileError, SIZE_KEYS, TensorRule, in_layers, same,
@@ -7,7 +7,7 @@ use model_core::hf::{
 
 use super::bert::{BERT_KEYS, input};
 use super::{RANK, as_u32};
-use crate::read::{INPUT_LENGTH, LAYER_GROUPS};
+use crate::read::{INPUT_LENGTH, LAYER_GROUP_LENGTH, LAYER_GROUPS};
 
 /// The classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[
@@ -34,6 +34,7 @@ const ALBERT: HfClass = HfClass {
     architecture: "albert",
     keys: &[SIZE_KEYS, BERT_KEYS, ALBERT_KEYS],
     tensors: &[ALBERT_INPUT, ALBERT_LAYERS],
+    group_len: Some((LAYER_GROUP_LENGTH, INNER_LAYERS)),
     unused: ALBERT_UNUSED,
     body: "albert.",
     ..HfClass::EMPTY
@@ -47,20 +48,23 @@ const ALBERT_KEYS: &[Key] = &[
     Key::With(layer_groups),
 ];
 
-/// Layers in groups that share weights, each of one layer.
+/// The key of the number of layers in a group.
+const INNER_LAYERS: &str = "inner_group_num";
+
+/// Groups of layers. The config counts how often groups are computed, and not the layers in them.
 fn layer_groups(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let (key, n_layers) = ("num_hidden_groups", config.count("num_hidden_layers")?);
+    let (key, n_computed) = ("num_hidden_groups", config.count("num_hidden_layers")?);
     let n_groups = config.optional_count(key)?.unwrap_or(1);
-    if n_groups > n_layers {
-        let wanted = format!("at most 'num_hidden_layers', which is {n_layers}");
+    if n_groups > n_computed {
+        let wanted = format!("at most 'num_hidden_layers', which is {n_computed}");
         return Err(config.wrong(key, wanted));
     }
     keys.set(LAYER_GROUPS, as_u32(n_groups));
-    let key = "inner_group_num";
-    match config.optional_count(key)? {
-        None | Some(1) => Ok(()),
-        Some(_) => Err(config.wrong(key, "1")),
+    if let Some(len @ 2..) = config.optional_count(INNER_LAYERS)? {
+        keys.set(LAYER_GROUP_LENGTH, as_u32(len));
+        keys.set("block_count", as_u32(n_computed.saturating_mul(len)));
     }
+    Ok(())
 }
 
 const ALBERT_INPUT: &[TensorRule] = input!(
@@ -80,7 +84,7 @@ const ALBERT_INPUT: &[TensorRule] = input!(
 );
 
 const ALBERT_LAYERS: &[TensorRule] = &in_layers(
-    "albert.encoder.albert_layer_groups.{l}.albert_layers.0.",
+    "albert.encoder.albert_layer_groups.{l}.albert_layers.{i}.",
     [
         same("attn_q.weight", "attention.query.weight"),
         same("attn_q.bias", "attention.query.bias"),

@@ -20,6 +20,9 @@ pub struct HfClass {
     /// Metadata keys that have a number of each layer, where files have a tensor for it: the whole
     /// key, then the tensor's name in GGUF behind its layer.
     pub layer_numbers: &'static [(&'static str, &'static str)],
+    /// The number of layers in a group, where names of tensors have an `{i}` for the place of a
+    /// layer in its group: its metadata key, then its key in `config.json`. Absent, it is 1.
+    pub group_len: Option<(&'static str, &'static str)>,
     /// Whole names of tensors that hold nothing a model needs; `{l}` is any layer.
     pub unused: &'static [&'static str],
     /// The beginnings of the names of tensors of other parts of a model (a vision tower's).
@@ -102,6 +105,7 @@ impl HfClass {
         keys: &[],
         tensors: &[],
         layer_numbers: &[],
+        group_len: None,
         unused: &[],
         other_parts: &[],
         section: None,

@@ -31,6 +31,7 @@ mod rules;
 mod sentence;
 mod steps;
 mod tables;
+mod tensor_rule;
 mod tokenizer;
 mod translation;
 mod unread;
@@ -55,8 +56,9 @@ pub use tables::{
     GATED_EXPERTS, GATED_TENSORS, HEAD_TENSORS, INPUT_NORM, NORM_BEFORE_FFN, PAIRED_ATTENTION,
     in_layers, in_stack,
 };
+pub use tensor_rule::{TensorRule, same, with};
 pub use tokenizer::tokenizer_keys;
 pub use translation::HfTranslation;
-pub use weights::{HfWeights, TensorRule, same, with};
+pub use weights::HfWeights;
 
 pub use crate::error::ModelFileError;

@@ -7,9 +7,9 @@
 use kv_graph::weights::Weight;
 use serde_json::{Map, Value};
 
-use super::names::{Numbers, filled, matched};
+use super::names::{Numbers, filled};
 use super::steps::{Action, Values};
-use super::weights::TensorRule;
+use super::tensor_rule::TensorRule;
 use super::{HfClass, HfConfig, ModelFileError};
 use crate::gguf::Metadata;
 
@@ -61,7 +61,7 @@ impl ModuleTarget {
 /// What a rule makes of a tensor of this name, as the numbers in it say: the GGUF name, and the
 /// expert where those of all are stacked.
 pub(super) fn made_by(rule: &TensorRule, name: &str) -> Option<(String, Option<usize>)> {
-    let numbers = matched(&rule.from(), name)?;
+    let numbers = rule.numbers(name)?;
     let to = rule.to();
     if to.contains("{e}") {
         return Some((filled(&to, numbers), None));
@@ -82,7 +82,11 @@ impl HfClass {
     ) -> Result<Vec<ModuleTarget>, ModelFileError> {
         let config = config_of(metadata, self).with_aliases(self.aliases);
         let rules = self.tensors.iter().copied().flatten();
-        let made = rules.filter_map(|rule| Some((rule, made_by(rule, name)?)));
+        let rules = rules.map(|rule| rule.with_groups(self, &config));
+        let rules: Vec<TensorRule> = rules.collect::<Result<_, _>>()?;
+        let made = rules
+            .iter()
+            .filter_map(|rule| Some((rule, made_by(rule, name)?)));
         let target = |(rule, (matrix, expert)): (&TensorRule, (String, Option<usize>))| {
             let actions = rule.steps().iter().map(|step| step.resolve(&config));
             Ok(ModuleTarget {
@@ -116,6 +120,9 @@ fn config_of(metadata: &Metadata, class: &HfClass) -> HfConfig {
     set("hidden_size", width.map(Value::from));
     set("head_dim", of_head.map(Value::from));
     set("num_hidden_layers", count("block_count").map(Value::from));
+    if let Some((key, of_config)) = class.group_len {
+        set(of_config, count(key).map(Value::from));
+    }
     let inner = count("feed_forward_length");
     set("intermediate_size", inner.map(Value::from));
     let rotated = count("rope.dimension_count").zip(of_head);

@@ -16,111 +16,10 @@ use super::modules::{ModuleTarget, made_by};
 use super::names::{Numbers, filled, matched};
 use super::packed;
 use super::steps::{Action, Values};
-use super::{HfClass, HfConfig, ModelFileError, TensorStep};
+use super::tensor_rule::TensorRule;
+use super::{HfClass, HfConfig, ModelFileError};
 use crate::gguf::integers;
 use crate::head_file::HeadWeights;
-
-/// One GGUF tensor and the tensors that it is made of. `{l}` is the layer; where `from` has an
-/// `{e}`, the tensors of all experts are stacked, unless `to` has one, too. Made by [`same`] and
-/// [`with`].
-#[derive(Clone, Copy, Debug)]
-pub struct TensorRule {
-    /// The beginning of both names, see [`in_layers`](super::in_layers).
-    pub(super) to_place: &'static str,
-    pub(super) from_place: &'static str,
-    to: &'static str,
-    from: &'static str,
-    steps: &'static [TensorStep],
-    /// Another beginning of names in files.
-    beginning: Option<OtherBeginning>,
-}
-
-/// A beginning of names in files in the place of that of a rule: that of the text decoder of a
-/// model with other towers, for example.
-#[derive(Clone, Copy, Debug)]
-struct OtherBeginning {
-    /// The rule's.
-    of_rule: &'static str,
-    /// The files', in two parts.
-    in_files: [&'static str; 2],
-}
-
-impl TensorRule {
-    /// The same for files whose names lack this beginning.
-    fn without(self, prefix: &str) -> Self {
-        let rest = |name: &'static str| name.strip_prefix(prefix);
-        match (self.from_place, rest(self.from_place), rest(self.from)) {
-            ("", _, Some(from)) => Self { from, ..self },
-            (_, Some(from_place), _) => Self { from_place, ..self },
-            _ => self,
-        }
-    }
-
-    /// True if it makes the GGUF tensor of this name.
-    pub(super) fn makes(&self, name: &str) -> bool {
-        matched(&self.to(), name).is_some()
-    }
-
-    /// The change of the tensor on the way.
-    pub(super) fn steps(&self) -> &'static [TensorStep] {
-        self.steps
-    }
-
-    /// Pattern of the GGUF name.
-    pub(super) fn to(&self) -> String {
-        format!("{}{}", self.to_place, self.to)
-    }
-
-    /// Pattern of the name in the files.
-    pub(super) fn from(&self) -> String {
-        let name = format!("{}{}", self.from_place, self.from);
-        let moved = self
-            .beginning
-            .and_then(|OtherBeginning { of_rule, in_files }| {
-                let rest = name.strip_prefix(of_rule)?;
-                Some(format!("{}{}{rest}", in_files[0], in_files[1]))
-            });
-        moved.unwrap_or(name)
-    }
-
-    /// The same for files whose names begin otherwise.
-    fn beginning_with(self, of_rule: &'static str, in_files: [&'static str; 2]) -> Self {
-        let beginning = Some(OtherBeginning { of_rule, in_files });
-        Self { beginning, ..self }
-    }
-
-    /// The same for each of the beginnings that files may have in place of its own.
-    fn in_places(self, class: &HfClass) -> impl Iterator<Item = Self> {
-        let name = self.from();
-        let places = class.places.iter();
-        let places = places.filter(move |(of_rule, _)| name.starts_with(of_rule));
-        places.flat_map(move |&(of_rule, in_files)| {
-            let others = in_files.iter();
-            others.map(move |&other| self.beginning_with(of_rule, [other, ""]))
-        })
-    }
-}
-
-/// A tensor that only has another name.
-pub const fn same(to: &'static str, from: &'static str) -> TensorRule {
-    with(to, from, &[])
-}
-
-/// A tensor that is changed on the way.
-pub const fn with(
-    to: &'static str,
-    from: &'static str,
-    steps: &'static [TensorStep],
-) -> TensorRule {
-    TensorRule {
-        to_place: "",
-        from_place: "",
-        to,
-        from,
-        steps,
-        beginning: None,
-    }
-}
 
 /// The sources of a GGUF tensor.
 #[derive(Clone, Debug)]
@@ -180,7 +79,9 @@ impl HfWeights {
         files: &TensorFiles,
         computed: Vec<Weight>,
     ) -> Result<Self, ModelFileError> {
-        let mut rules: Vec<TensorRule> = class.tensors.iter().copied().flatten().copied().collect();
+        let rules = class.tensors.iter().copied().flatten();
+        let rules = rules.map(|rule| rule.with_groups(class, config));
+        let mut rules: Vec<TensorRule> = rules.collect::<Result<_, _>>()?;
         // A model that was saved without its class of texts, as sentence-transformers does.
         let body = class.body;
         // The whole decoder, its output matrix too, is a part of older files with a tower.
@@ -314,7 +215,8 @@ impl HfWeights {
         let of = |rule: &TensorRule| {
             let numbers = matched(&rule.to(), name)?;
             let expert = numbers.expert.or(Some(0));
-            Some(filled(&rule.from(), Numbers { expert, ..numbers }))
+            let numbers = Numbers { expert, ..numbers };
+            Some(filled(&rule.from(), numbers.in_groups(rule.group_len)))
         };
         self.rules.iter().find_map(of)
     }
@@ -399,7 +301,8 @@ fn grouped<'a>(
     let mut groups: HashMap<Numbers, TensorSource<'a>> = HashMap::new();
     for (name, stored) in &files.tensors {
         let as_layer = layers_behind.and_then(|layers| layers.name(name));
-        if let Some(numbers) = matched(&from, as_layer.as_deref().unwrap_or(name)) {
+        let found = matched(&from, as_layer.as_deref().unwrap_or(name));
+        if let Some(numbers) = found.and_then(|numbers| numbers.joined(rule.group_len)) {
             let is_stacked = !to.contains("{e}");
             let (group, expert) = if is_stacked {
                 (None, numbers.expert)
@@ -456,7 +359,7 @@ impl Source {
                 *so_far = packed::wider(*so_far, joint);
             }
         }
-        let actions = rule.steps.iter().map(|step| step.resolve(config));
+        let actions = rule.steps().iter().map(|step| step.resolve(config));
         let mut actions: Vec<Action> = actions.collect::<Result<_, _>>()?;
         if matches!(first.coding, Some(TensorCoding::Packed(_))) {
             actions = packed::of_product(actions);
