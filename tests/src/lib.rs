@@ -16,6 +16,7 @@ pub mod heads;
 pub mod http;
 pub mod images;
 pub mod outside;
+pub mod quantized;
 mod recipe;
 pub mod recorded;
 mod reference;

@@ -4,9 +4,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
 use cellar_engine::{Engine, EngineConfig};
 use kv_backend::Backend;
 use kv_block::BlockFormat;
@@ -17,16 +14,18 @@ use kv_rows::KvType;
 use model_core::architecture::Registry;
 use model_core::gguf::GgufWriter;
 use model_core::model_file::OpenModel;
+use model_tests::quantized::{QuantizedDirectory, StoredTensor};
 use model_tests::{Recipe, Reference, candle, distance, fixture};
-use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, TensorView};
-use serde_json::{Map, Value, json};
+use safetensors::tensor::Dtype;
+use serde_json::json;
 
 /// Largest difference of a logit.
 const TOLERANCE: f32 = 2e-4;
 /// The fixtures, and the format that their matrices take.
-const FIXTURES: [(&str, BlockFormat); 12] = [
+const FIXTURES: [(&str, BlockFormat); 14] = [
     ("awq", BlockFormat::Q5_0),
+    ("bitnet", BlockFormat::Q2_0),
+    ("bitnet_inverse", BlockFormat::F32),
     ("fp8", BlockFormat::F32),
     ("gptq_3bit", BlockFormat::Q4_0),
     ("gptq_4bit", BlockFormat::Q4_0),
@@ -41,107 +40,21 @@ const FIXTURES: [(&str, BlockFormat); 12] = [
 ];
 const PACKED_QUERY: &str = "model.layers.0.self_attn.q_proj";
 
-#[derive(Clone, Debug)]
-struct StoredTensor {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-impl StoredTensor {
-    fn of_i32(shape: &[usize], numbers: impl IntoIterator<Item = i32>) -> Self {
-        Self {
-            dtype: Dtype::I32,
-            shape: shape.to_vec(),
-            bytes: numbers.into_iter().flat_map(i32::to_le_bytes).collect(),
-        }
-    }
-}
-
-/// A model directory in memory.
-#[derive(Clone, Debug)]
-struct QuantizedDirectory {
-    config: Map<String, Value>,
-    tensors: BTreeMap<String, StoredTensor>,
-}
-
-impl QuantizedDirectory {
-    /// A recipe without the matrices of these modules.
-    fn without(recipe: &Recipe, is_packed: impl Fn(&str) -> bool) -> Self {
-        let weights = recipe.weights();
-        let kept = weights.names().into_iter().filter(|name| {
-            let module = name.strip_suffix(".weight");
-            !module.is_some_and(&is_packed)
-        });
-        let tensor = |name: String| {
-            let weight = weights.require(&name).unwrap();
-            let stored = StoredTensor {
-                dtype: Dtype::F32,
-                shape: weight.shape().to_vec(),
-                bytes: weight.bytes().to_vec(),
-            };
-            (name, stored)
-        };
-        Self {
-            config: recipe.config().clone(),
-            tensors: kept.map(tensor).collect(),
-        }
-    }
-
-    /// The fixture of this name.
-    fn named(name: &str) -> Self {
-        let folder = fixture("quantized").join(name);
-        let settings = std::fs::read(folder.join("config.json")).unwrap();
-        let settings: Value = serde_json::from_slice(&settings).unwrap();
-        let bytes = std::fs::read(folder.join("packed.safetensors")).unwrap();
-        let packed = SafeTensors::deserialize(&bytes).unwrap();
-        let is_packed = |module: &str| {
-            let place = format!("{module}.");
-            packed.names().iter().any(|name| name.starts_with(&place))
-        };
-        let recipe = Recipe::named(settings["recipe"].as_str().unwrap());
-        let mut directory = Self::without(&recipe, is_packed);
-        let quantization = settings["quantization_config"].clone();
-        let key = "quantization_config".to_owned();
-        directory.config.insert(key, quantization);
-        let tensors = packed.iter().map(|(name, tensor)| {
-            let stored = StoredTensor {
-                dtype: tensor.dtype(),
-                shape: tensor.shape().to_vec(),
-                bytes: tensor.data().to_vec(),
-            };
-            (name.to_owned(), stored)
-        });
-        directory.tensors.extend(tensors);
-        directory
-    }
-
-    fn write(&self, to: &Path) {
-        let config = serde_json::to_vec(&self.config).unwrap();
-        std::fs::write(to.join("config.json"), config).unwrap();
-        let views = self.tensors.iter().map(|(name, tensor)| {
-            let view = TensorView::new(tensor.dtype, tensor.shape.clone(), &tensor.bytes);
-            (name, view.unwrap())
-        });
-        let bytes = safetensors::serialize(views, None).unwrap();
-        std::fs::write(to.join("model.safetensors"), bytes).unwrap();
-    }
-
-    /// The model, or why there is none.
-    fn open(&self) -> Result<OpenModel, String> {
-        let folder = tempfile::tempdir().unwrap();
-        self.write(folder.path());
-        OpenModel::open(folder.path(), &registry()).map_err(|error| error.to_string())
-    }
-
-    fn tensor(&mut self, part: &str) -> &mut StoredTensor {
-        self.tensors.get_mut(&named(part)).unwrap()
-    }
+/// The model of a directory, or why there is none.
+fn opened(directory: &QuantizedDirectory) -> Result<OpenModel, String> {
+    let folder = tempfile::tempdir().unwrap();
+    directory.write(folder.path());
+    OpenModel::open(folder.path(), &registry()).map_err(|error| error.to_string())
 }
 
 /// A part of the queries' matrix.
 fn named(part: &str) -> String {
     format!("{PACKED_QUERY}.{part}")
+}
+
+/// The same in a directory.
+fn part<'a>(directory: &'a mut QuantizedDirectory, part: &str) -> &'a mut StoredTensor {
+    directory.tensors.get_mut(&named(part)).unwrap()
 }
 
 fn registry() -> Registry {
@@ -189,7 +102,7 @@ fn logits<B: Backend>(backend: B, open: &OpenModel, reference: &Reference) -> Ve
 #[test]
 fn logits_are_those_of_the_values_that_the_tools_unpack() {
     for (name, format) in FIXTURES {
-        let open = QuantizedDirectory::named(name).open().unwrap();
+        let open = opened(&QuantizedDirectory::named(name)).unwrap();
         let query = open.weights().describe("blk.0.attn_q.weight").unwrap();
         assert_eq!(query.format, format, "{name}");
         let reference = reference_of(name);
@@ -209,7 +122,7 @@ fn logits_are_those_of_the_values_that_the_tools_unpack() {
 #[test]
 fn a_gguf_file_of_them_computes_the_same_bits() {
     for (name, _) in FIXTURES {
-        let open = QuantizedDirectory::named(name).open().unwrap();
+        let open = opened(&QuantizedDirectory::named(name)).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         let mut writer = GgufWriter::with_metadata(open.metadata().clone());
@@ -236,7 +149,7 @@ fn refused(edits: &[BrokenFixture<'_>]) {
     for (at, (name, edit, words)) in edits.iter().enumerate() {
         let mut directory = QuantizedDirectory::named(name);
         edit(&mut directory);
-        let Err(error) = directory.open() else {
+        let Err(error) = opened(&directory) else {
             panic!("edit {at} of {name} is not refused");
         };
         for word in *words {
@@ -275,47 +188,47 @@ fn broken_matrices_of_gptq_and_awq_are_refused_by_sentences() {
         ),
         (
             "gptq_4bit",
-            |d| d.tensor("qweight").shape = vec![16, 32],
+            |d| part(d, "qweight").shape = vec![16, 32],
             &["q_proj.scales'", "32 rows"],
         ),
         (
             "gptq_4bit",
-            |d| d.tensor("qweight").dtype = Dtype::F32,
+            |d| part(d, "qweight").dtype = Dtype::F32,
             &["q_proj.qweight'", "F32", "I32"],
         ),
         (
             "gptq_4bit",
-            |d| d.tensor("scales").shape = vec![1, 128],
+            |d| part(d, "scales").shape = vec![1, 128],
             &["q_proj.scales'", "[1, 128]", "64 rows"],
         ),
         (
             "gptq_4bit",
-            |d| d.tensor("scales").dtype = Dtype::I16,
+            |d| part(d, "scales").dtype = Dtype::I16,
             &["q_proj.scales'", "I16"],
         ),
         (
             "gptq_4bit",
-            |d| d.tensor("scales").bytes[1] = 0x7e,
+            |d| part(d, "scales").bytes[1] = 0x7e,
             &["q_proj.scales'", "NaN", "group 0 of row 0"],
         ),
         (
             "gptq_4bit",
-            |d| *d.tensor("qweight") = StoredTensor::of_i32(&[0, 64], []),
+            |d| *part(d, "qweight") = StoredTensor::of_i32(&[0, 64], []),
             &["q_proj.qweight'", "[0, 64]"],
         ),
         (
             "gptq_4bit_order",
-            |d| d.tensor("g_idx").bytes[4] = 9,
+            |d| part(d, "g_idx").bytes[4] = 9,
             &["q_proj.g_idx'", "group 9 of column 1", "2 groups"],
         ),
         (
             "gptq_4bit_order",
-            |d| d.tensor("g_idx").bytes[3] = 0x80,
+            |d| part(d, "g_idx").bytes[3] = 0x80,
             &["q_proj.g_idx'", "group -21474836", "2 groups"],
         ),
         (
             "gptq_4bit_order",
-            |d| *d.tensor("g_idx") = StoredTensor::of_i32(&[3], [0; 3]),
+            |d| *part(d, "g_idx") = StoredTensor::of_i32(&[3], [0; 3]),
             &["q_proj.g_idx'", "3 groups for 64 columns"],
         ),
         (
@@ -328,7 +241,7 @@ fn broken_matrices_of_gptq_and_awq_are_refused_by_sentences() {
         ),
         (
             "awq",
-            |d| d.tensor("qzeros").shape = vec![8, 1],
+            |d| part(d, "qzeros").shape = vec![8, 1],
             &["q_proj.qzeros'", "[8, 1]", "[1, 8]"],
         ),
         (
@@ -357,12 +270,12 @@ fn broken_matrices_of_compressed_tensors_are_refused_by_sentences() {
         ),
         (
             "int4_channel",
-            |d| d.tensor("weight_shape").bytes[8] = 17,
+            |d| part(d, "weight_shape").bytes[8] = 17,
             &["q_proj.weight_shape'", "[64, 17]", "[64, 8]"],
         ),
         (
             "int4_group_asym",
-            |d| d.tensor("weight_zero_point").shape = vec![2, 8],
+            |d| part(d, "weight_zero_point").shape = vec![2, 8],
             &["q_proj.weight_zero_point'", "[2, 8]", "64 rows"],
         ),
         (
@@ -377,10 +290,99 @@ fn broken_matrices_of_compressed_tensors_are_refused_by_sentences() {
         ),
         (
             "nvfp4",
-            |d| d.tensor("weight_global_scale").bytes.fill(0),
+            |d| part(d, "weight_global_scale").bytes.fill(0),
             &["q_proj.weight_scale'", "group 0 of row 0"],
         ),
     ]);
+}
+
+#[test]
+fn broken_matrices_of_bitnet_are_refused_by_sentences() {
+    refused(&[
+        (
+            "bitnet",
+            |d| drop(d.tensors.remove(&named("weight_scale"))),
+            &["q_proj.weight_scale'", "it is missing"],
+        ),
+        (
+            "bitnet",
+            |d| {
+                let scale = part(d, "weight_scale");
+                (scale.shape, scale.bytes) = (vec![2], vec![0; 4]);
+            },
+            &["q_proj.weight_scale'", "2 scales"],
+        ),
+        (
+            "bitnet_inverse",
+            |d| part(d, "weight_scale").bytes.fill(0),
+            &["q_proj.weight_scale'", "inf", "finite"],
+        ),
+        (
+            "bitnet",
+            |d| part(d, "weight").shape = vec![4, 4, 64],
+            &["q_proj.weight'", "[4, 4, 64]", "U8"],
+        ),
+        (
+            "bitnet",
+            |d| part(d, "weight").shape = vec![32, 32],
+            &["q_proj.weight", "[128, 32]", "[64, 64]"],
+        ),
+        (
+            "bitnet",
+            |d| drop(d.config.remove("quantization_config")),
+            &["weight", "U8"],
+        ),
+        (
+            "bitnet",
+            |d| d.config["quantization_config"]["quantization_mode"] = json!("online"),
+            &["weights in bitnet online,"],
+        ),
+    ]);
+}
+
+/// Rows of 256 ternary numbers take the smallest format. A pair of bits that no tool writes is 2,
+/// as transformers unpacks it.
+#[test]
+fn long_rows_of_bitnet_are_stored_in_two_bits() {
+    let width = |recipe: Recipe, layer: usize| {
+        let name = |part: &str| format!("model.layers.{layer}.mlp.{part}.weight");
+        let recipe = recipe.reshaped(&name("gate_proj"), &[256, 64]);
+        let recipe = recipe.reshaped(&name("up_proj"), &[256, 64]);
+        let recipe = recipe.reshaped(&name("down_proj"), &[64, 256]);
+        recipe.reshaped(&name("ffn_sub_norm"), &[256])
+    };
+    let recipe = (0..3).fold(Recipe::named("bitnet"), width);
+    let recipe = recipe.with_config(|config| {
+        config.insert("intermediate_size".to_owned(), json!(256));
+        let settings = json!({"quant_method": "bitnet", "linear_class": "autobitlinear"});
+        config.insert("quantization_config".to_owned(), settings);
+    });
+    let module = "model.layers.0.mlp.down_proj";
+    let mut directory = QuantizedDirectory::without(&recipe, |name| name == module);
+    let byte = |row: usize, column: usize| (row * 256 + column).wrapping_mul(2_654_435_761) >> 9;
+    let bytes = (0..16 * 256).map(|i| byte(i / 256, i % 256) as u8);
+    let packed = StoredTensor {
+        dtype: Dtype::U8,
+        shape: vec![16, 256],
+        bytes: bytes.collect(),
+    };
+    let scale = StoredTensor {
+        dtype: Dtype::F32,
+        shape: Vec::new(),
+        bytes: 0.375f32.to_le_bytes().to_vec(),
+    };
+    directory.tensors.insert(format!("{module}.weight"), packed);
+    let name = format!("{module}.weight_scale");
+    directory.tensors.insert(name, scale);
+    let open = opened(&directory).unwrap();
+    let down = open.weights().require("blk.0.ffn_down.weight").unwrap();
+    assert_eq!(down.format(), BlockFormat::TQ2_0);
+    let value = |i: usize| {
+        let code = byte(i / 256 % 16, i % 256) >> (2 * (i / 256 / 16)) & 3;
+        0.375 * (code as f32 - 1.0)
+    };
+    let wanted: Vec<f32> = (0..64 * 256).map(value).collect();
+    assert!(down.to_f32() == wanted, "other values");
 }
 
 /// Experts of one layer may need formats of their own: together they take the widest.
@@ -442,7 +444,7 @@ fn stacked_experts_take_a_format_that_holds_all() {
         let parts = parts.map(|(part, tensor)| (format!("{module}.{part}"), tensor));
         directory.tensors.extend(parts);
     }
-    let open = directory.open().unwrap();
+    let open = opened(&directory).unwrap();
     let experts = open.weights().require("blk.0.ffn_up_exps.weight").unwrap();
     assert_eq!(experts.format(), BlockFormat::Q5_0);
     assert!(experts.to_f32() == wanted, "other values");
@@ -459,14 +461,14 @@ fn scales_of_a_cache_are_not_needed() {
         bytes: vec![0; 4],
     };
     directory.tensors.insert(name.to_owned(), scale.clone());
-    assert!(directory.open().is_ok());
+    assert!(opened(&directory).is_ok());
     let two = StoredTensor {
         shape: vec![2],
         bytes: vec![0; 8],
         ..scale
     };
     directory.tensors.insert(name.to_owned(), two);
-    let error = directory.open().unwrap_err();
+    let error = opened(&directory).unwrap_err();
     assert!(
         error.contains(name) && error.contains("no such tensor"),
         "{error}"
@@ -477,7 +479,7 @@ fn scales_of_a_cache_are_not_needed() {
 #[test]
 fn names_of_modelopt_mean_the_same_matrix() {
     let mut directory = QuantizedDirectory::named("nvfp4");
-    let wanted = directory.open().unwrap();
+    let wanted = opened(&directory).unwrap();
     let settings = json!({"quant_method": "modelopt", "quant_algo": "NVFP4"});
     directory.config["quantization_config"] = settings;
     let renamed = std::mem::take(&mut directory.tensors).into_iter();
@@ -494,7 +496,7 @@ fn names_of_modelopt_mean_the_same_matrix() {
         )
     });
     directory.tensors = renamed.collect();
-    let open = directory.open().unwrap();
+    let open = opened(&directory).unwrap();
     for name in wanted.weights().names() {
         let values = [&wanted, &open].map(|model| model.weights().require(&name).unwrap().to_f32());
         let off = distance(&values[0], &values[1]);
@@ -549,7 +551,7 @@ fn blocks_of_gpt_oss_stay_what_they_are() {
                 .insert(format!("{place}{matrix}_{part}"), stored);
         }
     }
-    let open = directory.open().unwrap();
+    let open = opened(&directory).unwrap();
     for (name, n_columns, first, step) in [
         ("blk.0.ffn_gate_exps.weight", 64, 0, 2),
         ("blk.0.ffn_up_exps.weight", 64, 1, 2),
@@ -568,7 +570,7 @@ fn blocks_of_gpt_oss_stay_what_they_are() {
     }
     let broken = format!("{place}down_proj_scales");
     directory.tensors.get_mut(&broken).unwrap().shape = vec![4, 1, 64];
-    let error = directory.open().unwrap_err();
+    let error = opened(&directory).unwrap_err();
     assert!(
         error.contains("down_proj_blocks'") && error.contains("[4, 1, 64]"),
         "{error}"

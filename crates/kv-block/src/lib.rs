@@ -29,6 +29,6 @@ pub use iq4::{IQ4_VALUES, iq4_xs_scales};
 pub use k_quants::{q3_k_scales, q4_k_scales};
 pub use mxfp4::{MXFP4_VALUES, mxfp4_scale};
 pub use quantize::{
-    QuantizeError, WEIGHTED_FORMATS, check_range, integer_block, integer_format, mxfp4_block,
+    QuantizeError, WEIGHTED_FORMATS, check_range, integer_block, integer_formats, mxfp4_block,
     quantize, quantize_into, quantize_weighted,
 };

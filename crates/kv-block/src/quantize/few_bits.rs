@@ -18,16 +18,26 @@ pub(super) fn encode_q1_0(values: &[f32; 128]) -> [u8; 18] {
 /// `d` is the largest magnitude; values are −d, 0 or d.
 pub(super) fn encode_q2_0(values: &[f32; 64]) -> [u8; 18] {
     let (d, digits) = ternary(values);
+    q2_0_block(half(d), &digits)
+}
+
+/// A block with this scale of these numbers of two bits, which are 1 above what they stand for.
+pub(super) fn q2_0_block(d: [u8; 2], digits: &[u8; 64]) -> [u8; 18] {
     let bytes: [u8; 16] = std::array::from_fn(|i| packed([0, 1, 2, 3].map(|j| digits[4 * i + j])));
-    joined(&[&half(d), &bytes])
+    joined(&[&d, &bytes])
 }
 
 /// As `Q2_0`.
 pub(super) fn encode_tq2_0(values: &[f32; 256]) -> [u8; 66] {
     let (d, digits) = ternary(values);
+    tq2_0_block(half(d), &digits)
+}
+
+/// As [`q2_0_block`].
+pub(super) fn tq2_0_block(d: [u8; 2], digits: &[u8; 256]) -> [u8; 66] {
     let byte = |i: usize| packed([0, 1, 2, 3].map(|j| digits[128 * (i / 32) + 32 * j + i % 32]));
     let bytes: [u8; 64] = std::array::from_fn(byte);
-    joined(&[&bytes, &half(d)])
+    joined(&[&bytes, &d])
 }
 
 /// As `Q2_0`; the digits of a byte are those of a fraction of 256, rounded up.

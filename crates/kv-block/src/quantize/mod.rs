@@ -25,7 +25,7 @@ use self::grid_formats::{
 use self::k_formats::{
     encode_iq4_xs, encode_q2_k, encode_q3_k, encode_q4_k, encode_q5_k, encode_q6_k,
 };
-pub use integers::{integer_block, integer_format, mxfp4_block};
+pub use integers::{integer_block, integer_formats, mxfp4_block};
 pub use weighted::{WEIGHTED_FORMATS, quantize_weighted};
 
 /// The importance of values whose columns are all alike.

@@ -22,6 +22,15 @@ pub(super) enum Storage {
     Compressed,
     /// gpt-oss: blocks of 4-bit floats, and their powers of two.
     FloatBlocks,
+    /// BitNet: whole numbers of 2 bits with one scale for all.
+    Bitnet(BitnetScale),
+}
+
+/// What the scale of a BitNet matrix does to its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BitnetScale {
+    Multiplies,
+    Divides,
 }
 
 /// The way GPTQ's zero points are stored.
@@ -85,6 +94,7 @@ fn read(settings: &Value) -> Result<Storage, String> {
                 .to_owned()),
         },
         Some("mxfp4") => Ok(Storage::FloatBlocks),
+        Some("bitnet") => bitnet(settings).ok_or_else(other),
         Some("modelopt") => match text(settings, "quant_algo") {
             Some("NVFP4") => Ok(Storage::Compressed),
             Some("FP8") => Ok(Storage::AsTheyAre),
@@ -119,6 +129,18 @@ fn awq(settings: &Value) -> Option<Storage> {
     let is_other = text(settings, "backend").is_some_and(|name| name != "autoawq");
     let is_read = bits.and_then(Value::as_u64) == Some(4) && is_gemm && !is_other;
     is_read.then_some(Storage::Awq)
+}
+
+/// Matrices that are rounded at each use (`online`) and norms of their inputs are not read.
+fn bitnet(settings: &Value) -> Option<Storage> {
+    let is_offline = text(settings, "quantization_mode").is_none_or(|mode| mode == "offline");
+    let has_norms = settings.get("use_rms_norm").and_then(Value::as_bool) == Some(true);
+    let scale = match text(settings, "linear_class") {
+        None | Some("bitlinear") => BitnetScale::Divides,
+        Some("autobitlinear") => BitnetScale::Multiplies,
+        Some(_) => return None,
+    };
+    (is_offline && !has_norms).then_some(Storage::Bitnet(scale))
 }
 
 /// # Errors
@@ -170,8 +192,16 @@ fn named(method: Option<&str>, settings: &Value) -> String {
         let mut layouts = keys.into_iter().filter_map(|key| text(settings, key));
         let layout = layouts.find(|layout| Some(*layout) != method);
         format!("{bits}-bit {}", layout.unwrap_or_default())
+    } else if is_on("use_rms_norm") {
+        "use_rms_norm".to_owned()
     } else {
-        let keys = ["bnb_4bit_quant_type", "format", "quant_algo"];
+        let keys = [
+            "bnb_4bit_quant_type",
+            "format",
+            "quant_algo",
+            "quantization_mode",
+            "linear_class",
+        ];
         let known = keys.into_iter().find_map(|key| text(settings, key));
         known.unwrap_or_default().to_owned()
     };
@@ -246,6 +276,19 @@ mod tests {
                 r#"{"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}"#,
                 "modelopt W4A8_AWQ",
             ),
+            (
+                r#"{"quant_method": "bitnet", "linear_class": "autobitlinear",
+                    "quantization_mode": "online"}"#,
+                "bitnet online",
+            ),
+            (
+                r#"{"quant_method": "bitnet", "use_rms_norm": true}"#,
+                "bitnet use_rms_norm",
+            ),
+            (
+                r#"{"quant_method": "bitnet", "linear_class": "other"}"#,
+                "bitnet other",
+            ),
             (r#"{"load_in_4bit": 1}"#, "a quantization without a name"),
             ("7", "a quantization without a name"),
         ] {
@@ -288,6 +331,15 @@ mod tests {
             (
                 r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#,
                 Storage::Compressed,
+            ),
+            (
+                r#"{"quant_method": "bitnet", "modules_to_not_convert": null}"#,
+                Storage::Bitnet(BitnetScale::Divides),
+            ),
+            (
+                r#"{"quant_method": "bitnet", "linear_class": "autobitlinear",
+                    "quantization_mode": "offline", "use_rms_norm": false}"#,
+                Storage::Bitnet(BitnetScale::Multiplies),
             ),
             (
                 r#"{"quant_method": "compressed-tensors", "format": "int-quantized",

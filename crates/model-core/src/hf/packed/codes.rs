@@ -21,6 +21,8 @@ pub(super) enum WordOrder {
     Ascending,
     /// Eight codes: those with even places first, then those with odd ones.
     EvenFirst,
+    /// Four codes that are as far apart as there are words: all first ones come first.
+    Apart(usize),
 }
 
 impl WordOrder {
@@ -29,6 +31,7 @@ impl WordOrder {
         match self {
             Self::Ascending => place,
             Self::EvenFirst => place / 8 * 8 + place % 2 * 4 + place % 8 / 2,
+            Self::Apart(n_words) => place % n_words.max(1) * 4 + place / n_words.max(1),
         }
     }
 }
@@ -134,6 +137,16 @@ impl Codes {
                             *code = ((word & mask) ^ self.flipped) as u8;
                             word >>= bits;
                         }
+                    }
+                }
+            }
+            Axis::Rows if matches!(self.order, WordOrder::Apart(_)) => {
+                for (row, line) in rows.zip(out.chunks_mut(n_columns)) {
+                    let place = self.order.place(row);
+                    let (at, shift) = (place / per_word, place % per_word * bits);
+                    for (column, code) in line.iter_mut().enumerate() {
+                        let word = self.word(at * self.row_step + column * self.column_step);
+                        *code = ((word >> shift & mask) ^ self.flipped) as u8;
                     }
                 }
             }
@@ -255,6 +268,25 @@ mod tests {
                 let (row, column) = (first + at / n_columns, at % n_columns);
                 assert_eq!(u32::from(code), codes.get(row, column), "{codes:?}: {at}");
             }
+        }
+    }
+
+    #[test]
+    fn rows_that_share_a_word_may_be_far_apart() {
+        let bytes: Vec<u8> = (0..3 * 5).map(|i| (i * 37 + i / 4) as u8).collect();
+        let grid = WordGrid {
+            word_bytes: 1,
+            ..grid([3, 5], 0, Axis::Rows)
+        };
+        let codes = Codes::new(bytes.clone().into(), 2, grid).unwrap();
+        let codes = codes.in_order(WordOrder::Apart(3));
+        let mut found = vec![0; 12 * 5];
+        codes.unpack(0..12, 5, &mut found);
+        for (at, code) in found.into_iter().enumerate() {
+            let (row, column) = (at / 5, at % 5);
+            let wanted = bytes[row % 3 * 5 + column] >> (2 * (row / 3)) & 3;
+            assert_eq!(code, wanted, "{row}, {column}");
+            assert_eq!(codes.get(row, column), u32::from(wanted));
         }
     }
 

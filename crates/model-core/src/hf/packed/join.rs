@@ -10,7 +10,7 @@ use super::scales::{GlobalScale, Groups, ScaleType, Scales};
 use super::{Numbers, Packed, Zeros};
 use crate::error::ModelFileError;
 use crate::hf::files::{TensorCoding, TensorFiles, TensorLocation};
-use crate::hf::quantization::{Storage, ZeroPoints};
+use crate::hf::quantization::{BitnetScale, Storage, ZeroPoints};
 
 /// Ends of the names of the tensors that a matrix of GPTQ or AWQ is made of.
 const GPTQ_PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
@@ -30,6 +30,10 @@ const COMPRESSED_PARTS: [&str; 10] = [
 ];
 /// The same of gpt-oss, behind the name of the matrix.
 const BLOCK_PARTS: [&str; 2] = ["blocks", "scales"];
+/// The same of BitNet.
+const BITNET_PARTS: [&str; 2] = ["weight", "weight_scale"];
+/// Rows of a BitNet matrix that share a row of bytes.
+const BITNET_ROWS: usize = 4;
 /// Bits of the numbers of GPTQ.
 const GPTQ_BITS: [usize; 4] = [2, 3, 4, 8];
 /// Bits of the numbers of compressed-tensors of which older and newer versions store as many in a
@@ -46,6 +50,7 @@ pub(in crate::hf) fn join(files: &mut TensorFiles, storage: Storage) -> Result<(
         Storage::Gptq { .. } | Storage::Awq => &GPTQ_PARTS,
         Storage::Compressed => &COMPRESSED_PARTS,
         Storage::FloatBlocks => &BLOCK_PARTS,
+        Storage::Bitnet(_) => &BITNET_PARTS,
     };
     let names = files.tensors.iter();
     let modules = names.filter_map(|(name, stored)| place_of(name, stored, storage));
@@ -61,6 +66,7 @@ pub(in crate::hf) fn join(files: &mut TensorFiles, storage: Storage) -> Result<(
             Storage::Awq => awq(&module)?,
             Storage::AsTheyAre | Storage::Compressed => compressed(&module)?,
             Storage::FloatBlocks => float_blocks(&module)?,
+            Storage::Bitnet(scale) => bitnet(&module, scale)?,
         };
         let format = packed.nearest();
         let format = format.map_err(|reason| module.wrong(scale_part(storage), reason))?;
@@ -141,6 +147,10 @@ fn place_of<'a>(name: &'a str, stored: &TensorLocation, storage: Storage) -> Opt
         Storage::AsTheyAre => None,
         Storage::FloatBlocks => name.strip_suffix("blocks").filter(|n| n.ends_with('_')),
         Storage::Gptq { .. } | Storage::Awq => name.strip_suffix("qweight"),
+        Storage::Bitnet(_) => {
+            let place = name.strip_suffix("weight").filter(|n| n.ends_with('.'));
+            place.filter(|_| stored_as(stored) == "U8")
+        }
         Storage::Compressed => name.strip_suffix("weight_packed").or_else(|| {
             let is_packed = matches!(stored_as(stored), "I8" | "U8");
             let place = name.strip_suffix("weight").filter(|n| n.ends_with('.'));
@@ -152,7 +162,7 @@ fn place_of<'a>(name: &'a str, stored: &TensorLocation, storage: Storage) -> Opt
 fn scale_part(storage: Storage) -> &'static str {
     match storage {
         Storage::Gptq { .. } | Storage::Awq | Storage::FloatBlocks => "scales",
-        Storage::AsTheyAre | Storage::Compressed => "weight_scale",
+        Storage::AsTheyAre | Storage::Compressed | Storage::Bitnet(_) => "weight_scale",
     }
 }
 
@@ -436,6 +446,38 @@ fn float_blocks(module: &Module<'_>) -> Result<Packed, ModelFileError> {
         scales: module.scales("scales", n_rows * n_blocks, [n_blocks, 1])?,
         groups: Groups::Even(32),
         n_groups: n_blocks,
+    })
+}
+
+/// BitNet: a row of bytes has a quarter of the rows in each pair of bits, the first in the lowest.
+fn bitnet(module: &Module<'_>, scale: BitnetScale) -> Result<Packed, ModelFileError> {
+    const BITS: usize = 2;
+    let shape = module.matrix("weight", "U8")?;
+    let [byte_rows, n_columns] = shape;
+    let grid = WordGrid {
+        shape,
+        word_bytes: 1,
+        row_dimension: 0,
+        along: Axis::Rows,
+    };
+    let codes = module.codes("weight", BITS, grid)?;
+    let n_scales = module.part("weight_scale")?.shape.iter().product();
+    if n_scales != 1 {
+        let reason = format!("{n_scales} scales, where one for the matrix is expected");
+        return Err(module.wrong("weight_scale", reason));
+    }
+    let scales = module.scales("weight_scale", n_scales, [0, 0])?;
+    Ok(Packed {
+        n_rows: byte_rows * BITNET_ROWS,
+        n_columns,
+        codes: codes.in_order(WordOrder::Apart(byte_rows)),
+        numbers: Numbers::Integers(Zeros::Same(1)),
+        scales: match scale {
+            BitnetScale::Multiplies => scales,
+            BitnetScale::Divides => scales.with_global(GlobalScale::Inverse),
+        },
+        groups: Groups::Even(n_columns),
+        n_groups: 1,
     })
 }
 

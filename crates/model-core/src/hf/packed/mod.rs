@@ -1,5 +1,5 @@
 //! [`Packed`]: a matrix of whole numbers or 4-bit floats with scales for groups of columns, as
-//! GPTQ, AWQ and compressed-tensors store it in several tensors.
+//! GPTQ, AWQ, compressed-tensors and BitNet store it in several tensors.
 //!
 //! Invariant: no value is rounded. A matrix becomes the smallest block format that holds its
 //! numbers and scales as they are: a zero point only moves the numbers, so 4 bits with any zero
@@ -12,14 +12,14 @@ mod module;
 mod scales;
 
 use half::f16;
-use kv_block::{BlockFormat, MXFP4_VALUES, integer_block, integer_format, mxfp4_block};
+use kv_block::{BlockFormat, MXFP4_VALUES, integer_block, integer_formats, mxfp4_block};
 use kv_graph::weights::SharedBytes;
 
 pub(super) use actions::{keep_rows, of_product};
 pub(super) use join::join;
 
 use codes::Codes;
-use scales::{BLOCK, Groups, ScaleType, Scales};
+use scales::{Groups, ScaleType, Scales};
 
 /// Rows that are unpacked together: their codes lie next to each other in some layouts.
 const ROWS_AT_ONCE: usize = 32;
@@ -89,16 +89,18 @@ impl Packed {
                 }
             }
         }
-        let has_blocks = self.n_columns.is_multiple_of(BLOCK) && self.groups.keep_blocks_whole();
+        let has_blocks = |format: &BlockFormat| {
+            let len = format.block_len();
+            self.n_columns.is_multiple_of(len) && self.groups.keep_blocks_whole(len)
+        };
         let format = match self.numbers {
-            _ if !has_blocks => None,
             Numbers::Floats => {
                 let is_power = self.scales.stored() == ScaleType::E8M0;
-                is_power.then_some(BlockFormat::MXFP4)
+                is_power.then_some(BlockFormat::MXFP4).filter(has_blocks)
             }
             Numbers::Integers(_) if is_half => {
                 let last = (1 << self.codes.bits()) - 1;
-                integer_format(most.saturating_neg(), last - least)
+                integer_formats(most.saturating_neg(), last - least).find(has_blocks)
             }
             Numbers::Integers(_) => None,
         };
@@ -152,18 +154,22 @@ impl Packed {
 
     fn mxfp4(&self, row: usize, codes: &[u8], out: &mut [u8]) {
         let blocks = out.as_chunks_mut::<17>().0.iter_mut();
-        for ((at, codes), block) in codes.as_chunks::<BLOCK>().0.iter().enumerate().zip(blocks) {
-            let group = self.groups.of(at * BLOCK);
+        for ((at, codes), block) in codes.as_chunks::<32>().0.iter().enumerate().zip(blocks) {
+            let group = self.groups.of(at * 32);
             *block = mxfp4_block(self.scales.exponent(row, group), codes);
         }
     }
 
     fn integers(&self, format: BlockFormat, row: usize, codes: &[u8], out: &mut [u8]) {
         let RowScales { scales, zeros } = self.row_scales(row);
+        let len = format.block_len();
         let blocks = out.chunks_mut(format.block_bytes());
-        for ((at, codes), block) in codes.as_chunks::<BLOCK>().0.iter().enumerate().zip(blocks) {
-            let group = self.groups.of(at * BLOCK);
-            let numbers = codes.map(|code| (i32::from(code) - zeros[group]) as i16);
+        let mut numbers = vec![0; len];
+        for ((at, codes), block) in codes.chunks(len).enumerate().zip(blocks) {
+            let group = self.groups.of(at * len);
+            for (number, code) in numbers.iter_mut().zip(codes) {
+                *number = (i32::from(*code) - zeros[group]) as i16;
+            }
             let scale = f16::from_f32(scales[group]);
             let written = integer_block(format, scale, &numbers, block);
             debug_assert!(written.is_ok(), "{written:?}");
@@ -173,14 +179,10 @@ impl Packed {
 
 /// The smallest format that holds the values of two matrices of packed numbers.
 pub(super) fn wider(a: BlockFormat, b: BlockFormat) -> BlockFormat {
-    let is_integers = |format| {
-        matches!(
-            format,
-            BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Q8_0
-        )
-    };
+    let is_integers = |format| integer_formats(0, 0).any(|known| known == format);
     if a == b || is_integers(a) && is_integers(b) {
-        std::cmp::max_by_key(a, b, |format| format.block_bytes())
+        // The largest block is of 256 values.
+        std::cmp::max_by_key(a, b, |format| format.row_bytes(256))
     } else {
         BlockFormat::F32
     }

@@ -9,9 +9,6 @@ use kv_graph::weights::SharedBytes;
 
 use super::super::fp8::e4m3;
 
-/// Columns of a block.
-pub(super) const BLOCK: usize = 32;
-
 /// The way that scales are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScaleType {
@@ -38,6 +35,8 @@ impl ScaleType {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum GlobalScale {
     None,
+    /// None, and numbers are divided by the scales that are stored.
+    Inverse,
     Divisor(f32),
     Factor(f32),
 }
@@ -94,6 +93,7 @@ impl Scales {
         };
         match self.global {
             GlobalScale::None => scale,
+            GlobalScale::Inverse => scale.recip(),
             GlobalScale::Divisor(global) => scale / global,
             GlobalScale::Factor(global) => scale * global,
         }
@@ -123,12 +123,12 @@ impl Groups {
         }
     }
 
-    /// True if no block of columns has parts of two groups.
-    pub(super) fn keep_blocks_whole(&self) -> bool {
+    /// True if no block of so many columns has parts of two groups.
+    pub(super) fn keep_blocks_whole(&self, block_len: usize) -> bool {
         match self {
-            Self::Even(len) => len.is_multiple_of(BLOCK),
+            Self::Even(len) => len.is_multiple_of(block_len),
             Self::Listed(groups) => {
-                let mut blocks = groups.chunks(BLOCK);
+                let mut blocks = groups.chunks(block_len);
                 blocks.all(|block| block.iter().all(|group| Some(group) == block.first()))
             }
         }
@@ -161,6 +161,8 @@ mod tests {
             assert!(Scales::new(bytes, stored, 5, [1, 2]).is_none());
             let divided = tall.clone().with_global(GlobalScale::Divisor(4.0));
             assert_eq!(divided.get(1, 1), 0.75);
+            let inverse = tall.clone().with_global(GlobalScale::Inverse);
+            assert_eq!(inverse.get(0, 1), 0.5);
             assert_eq!(tall.with_global(GlobalScale::Factor(4.0)).get(1, 1), 12.0);
         }
         let powers = vec![126u8, 127, 0, 255].into();
@@ -183,8 +185,10 @@ mod tests {
                 false,
             ),
         ] {
-            assert_eq!(groups.keep_blocks_whole(), whole, "{groups:?}");
+            assert_eq!(groups.keep_blocks_whole(32), whole, "{groups:?}");
         }
+        let wide = [64, 256].map(|len| Groups::Even(192).keep_blocks_whole(len));
+        assert_eq!(wide, [true, false]);
         assert_eq!([0, 47, 48].map(|c| Groups::Even(48).of(c)), [0, 0, 1]);
         assert_eq!(Groups::Listed([3, 1].into()).of(1), 1);
     }
