@@ -28,8 +28,7 @@ const EMBEDDING: &str = "token_embd.weight";
 
 /// The formats of a file's tensors.
 struct Formats {
-    /// `None` to copy all.
-    file_type: Option<FileType>,
+    file_type: FileType,
     /// True if all matrices get the format of the type.
     is_pure: bool,
     /// True if the matrix of logits is quantized.
@@ -41,19 +40,10 @@ struct Formats {
 }
 
 impl Formats {
-    /// Copies of all tensors.
-    const COPIED: Self = Self {
-        file_type: None,
-        is_pure: false,
-        has_output: true,
-        output: None,
-        embedding: None,
-        patterns: Vec::new(),
-    };
-
-    fn of(params: &QuantizeParams) -> Result<Self, String> {
+    /// `None` to copy all tensors.
+    fn of(params: &QuantizeParams) -> Result<Option<Self>, String> {
         if params.only_copy {
-            return Ok(Self::COPIED);
+            return Ok(None);
         }
         let number = u32::try_from(params.ftype).ok();
         let known = FILE_TYPES.iter().find(|known| Some(known.number) == number);
@@ -77,20 +67,17 @@ impl Formats {
             let regex = regex.map_err(|error| format!("tt_overrides: '{pattern}': {error}"))?;
             patterns.push((regex, format(pattern, rule.kind)?));
         }
-        Ok(Self {
-            file_type: Some(file_type),
+        Ok(Some(Self {
+            file_type,
             is_pure: params.pure,
             has_output: params.quantize_output_tensor,
             output: one("output_tensor_type", params.output_tensor_type)?,
             embedding: one("token_embedding_type", params.token_embedding_type)?,
             patterns,
-        })
+        }))
     }
 
     fn choose(&self, name: &str) -> FormatChoice {
-        let Some(file_type) = self.file_type else {
-            return FormatChoice::AsStored;
-        };
         if name == OUTPUT && !self.has_output {
             return FormatChoice::AsStored;
         }
@@ -99,14 +86,14 @@ impl Formats {
             OUTPUT => self.output,
             _ => None,
         };
-        let is_quantized = file_type.format.block_len() > 1;
+        let is_quantized = self.file_type.format.block_len() > 1;
         let matching = self.patterns.iter().filter(|_| is_quantized);
         let mut matching =
             matching.filter(|(pattern, _)| pattern.is_match(name).unwrap_or_default());
         let named = of_place.or_else(|| matching.next().map(|(_, format)| *format));
         match named {
             Some(format) => FormatChoice::In(format),
-            None if self.is_pure => FormatChoice::In(file_type.format),
+            None if self.is_pure => FormatChoice::In(self.file_type.format),
             None => FormatChoice::OfFileType,
         }
     }
@@ -199,7 +186,7 @@ fn quantize(from: CText, to: CText, params: &QuantizeParams) -> Result<(), Strin
     let weighting = weighting(params)?;
     let registry = cellar::architectures();
     let model = OpenModel::open(from, &registry).map_err(|error| error.to_string())?;
-    let mut conversion = converted(&model, &formats, weighting.as_ref())?;
+    let mut conversion = converted(&model, formats.as_ref(), weighting.as_ref())?;
     for change in In::of(params.kv_overrides).until(|change| change.key[0] == 0) {
         let (key, value) = overridden(change)?;
         // As files of llama.cpp's have numbers.
@@ -238,32 +225,27 @@ fn quantize(from: CText, to: CText, params: &QuantizeParams) -> Result<(), Strin
     Ok(())
 }
 
-/// A model with its tensors in these formats.
+/// A model with its tensors in these formats, or as it has them.
 fn converted<'a>(
     model: &OpenModel,
-    formats: &Formats,
+    formats: Option<&Formats>,
     weighting: Option<&'a ColumnWeights>,
 ) -> Result<Conversion<'a>, String> {
-    let choose = |name: &str, _: &WeightInfo| formats.choose(name);
-    let file_type = formats.file_type.unwrap_or(FILE_TYPES[0]);
-    let conversion = Conversion::with_formats(model, file_type, weighting, &choose);
-    let mut conversion = conversion.map_err(|error| with_reasons(&error))?;
-    if formats.file_type.is_none() {
-        // The file is of the type that it was.
-        let key = "general.file_type";
-        match model.metadata().value(key) {
-            Some(value) => conversion.metadata_mut().insert(key, value.clone()),
-            None => conversion.metadata_mut().remove(key),
-        };
-    }
-    Ok(conversion)
+    let conversion = match formats {
+        None => Conversion::as_stored(model, weighting),
+        Some(formats) => {
+            let choose = |name: &str, _: &WeightInfo| formats.choose(name);
+            Conversion::with_formats(model, formats.file_type, weighting, &choose)
+        }
+    };
+    conversion.map_err(|error| with_reasons(&error))
 }
 
 fn save(model: Handle<Model>, path: CText) -> Result<(), String> {
     let path = text("the path", path)?;
     let model = model.get().ok_or("there is no such model")?;
     let open = model.shared.open_model()?;
-    let conversion = converted(&open, &Formats::COPIED, None)?;
+    let conversion = converted(&open, None, None)?;
     write_whole(&conversion, Path::new(path)).map(drop)
 }
 

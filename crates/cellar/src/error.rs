@@ -92,6 +92,19 @@ pub enum Error {
         /// The reason.
         source: QuantizeError,
     },
+    /// A tensor cannot be written as it is stored.
+    #[error(
+        "tensor '{name}' is stored as {stored}, which no type of GGUF tensors holds as it is ({n_more} more \
+         are like it); choose f32, which keeps every value, or a smaller type"
+    )]
+    NotInGguf {
+        /// Its name, the first of all.
+        name: String,
+        /// How the files have it.
+        stored: String,
+        /// Others of which that is true.
+        n_more: usize,
+    },
     /// A model's file has changed since it was opened.
     #[error(transparent)]
     Changed(#[from] SourceChanged),

@@ -8,6 +8,7 @@ mod arrivals;
 mod batch;
 mod byte_size;
 mod chat;
+mod convert;
 mod describe;
 mod diffusion;
 mod embed;
@@ -38,7 +39,6 @@ use std::path::{Path, PathBuf};
 use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-use cellar::convert::FileType;
 use cellar_engine::MAX_TOP_LOGPROBS;
 use kv_rows::KvType;
 
@@ -49,6 +49,7 @@ pub(crate) use adapters::{AdapterArgs, LoraFlag};
 pub(crate) use arrivals::Arrivals;
 pub(crate) use batch::BatchArgs;
 pub(crate) use chat::ChatArgs;
+pub(crate) use convert::{ConvertArgs, OutputType};
 pub(crate) use describe::{CompletionsArgs, ManArgs};
 pub(crate) use embed::EmbedArgs;
 pub(crate) use experts::{ExpertArgs, RamArgs};
@@ -557,43 +558,4 @@ pub(crate) struct LogitsArgs {
     pub(crate) streams: StreamArgs,
     #[command(flatten)]
     pub(crate) compute: ComputeArgs,
-}
-
-/// `cellar convert`
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Vectors and a few small matrices stay F32, whatever the type. A matrix whose rows are not a whole
-number of blocks is stored in a larger type, and the output matrix in at least 5 bits per value. The
-mixes q4_k_m and q5_k_m are those of llama-quantize: attention V and FFN down take Q6_K in the first
-and last eighth of the layers and in every third between them. With --imatrix, FFN down of the first
-eighth takes Q4_1 in q4_0, and Q5_1 in q5_0. q2_k_s and the iq types below iq3_s need --imatrix, and
-are mixes of llama-quantize, too. The file is complete when it gets its name.
-
-Examples:
-  cellar convert DIRECTORY model.gguf --type f16
-  cellar convert DIRECTORY model.gguf --type q4_k_m
-  cellar convert DIRECTORY model.gguf --type q4_k_m --imatrix imatrix.gguf
-  cellar convert DIRECTORY model.gguf --type iq2_m --imatrix imatrix.gguf
-  cellar convert DIRECTORY - --type f16 | zstd > model.gguf.zst")]
-pub(crate) struct ConvertArgs {
-    /// Directory with config.json, safetensors and tokenizer.json, or a GGUF file to requantise
-    pub(crate) model: PathBuf,
-    /// Output file
-    pub(crate) out: PathBuf,
-    /// Type of matrices: f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k, q5_0, q5_1, q4_k_m, q4_k, q4_0,
-    /// q4_1, q3_k_m, q3_k, q2_k, q2_k_s, iq4_nl, iq4_xs, iq3_m, iq3_s, iq3_xs, iq3_xxs, iq2_m,
-    /// iq2_s, iq2_xs, iq2_xxs, iq1_m, iq1_s, tq2_0, tq1_0, q2_0 or q1_0
-    #[arg(long = "type", value_name = "TYPE", value_parser = values::file_type)]
-    pub(crate) file_type: FileType,
-    /// Importance matrix of 'cellar imatrix' or llama-imatrix (GGUF or .dat): matrices of 6 bits
-    /// per value and fewer are quantized so that errors in important columns are small
-    #[arg(long, value_name = "FILE")]
-    pub(crate) imatrix: Option<PathBuf>,
-    /// LoRA adapter (GGUF file or PEFT directory) that is added to the model's matrices, with a
-    /// scale after = [default: 1]; once per adapter
-    #[arg(long, value_name = "FILE[=SCALE]")]
-    pub(crate) lora: Vec<LoraFlag>,
-    /// Replace OUT where it is a model
-    #[arg(long, action = ArgAction::SetTrue)]
-    pub(crate) force: bool,
 }

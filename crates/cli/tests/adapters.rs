@@ -5,9 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::support::{directory, failure, json, model, output};
-use kv_graph::weights::Weight;
+use kv_graph::weights::{Weight, WeightSource};
 use model_core::architecture::Registry;
-use model_core::gguf::GgufWriter;
+use model_core::gguf::{GgufFile, GgufWriter};
 use model_core::model_file::OpenModel;
 use model_tests::{Recipe, distance, fixture, write_adapter};
 
@@ -102,6 +102,33 @@ fn a_merged_file_is_the_model_with_its_adapter() {
     let off = distance(&logits(Path::new(&merged), &[]), &wanted);
     assert!(off < 2e-4, "off by {off}");
     assert!(distance(&wanted, &logits(from.path(), &[])) > 0.1);
+}
+
+/// Matrices that the adapter changes keep their type, and all others their bytes.
+#[test]
+fn a_merged_copy_keeps_the_types_of_its_tensors() {
+    let case = Case::new();
+    let from = directory("llama_gqa_untied");
+    let adapter = PathBuf::from(case.path("adapter"));
+    Recipe::adapter(&fixture("adapters").join("patterns")).expand(&adapter);
+    let [source, adapter] = [from.path(), &adapter].map(|path| path.display().to_string());
+    let [stored, merged] = ["stored.gguf", "merged.gguf"].map(|name| case.path(name));
+    output(&["convert", &source, &stored, "--type", "q8_0"]);
+    let as_stored = ["convert", &stored, &merged, "--type", "as_stored"];
+    let (_, stderr) = output(&[&as_stored[..], &["--lora", &adapter]].concat());
+    let [before, after] = [&stored, &merged].map(|path| GgufFile::open(path).unwrap());
+    let mut n_changed = 0;
+    for name in before.names() {
+        let [before, after] = [&before, &after].map(|file| file.require(&name).unwrap());
+        assert_eq!(before.info(), after.info(), "{name}");
+        n_changed += usize::from(**before.bytes() != **after.bytes());
+    }
+    assert!(n_changed > 0 && n_changed < before.names().len());
+    let wanted = format!("{n_changed} tensors that adapters change are quantized again");
+    assert!(stderr.contains(&wanted), "{stderr}");
+    let wanted = logits(Path::new(&stored), &["--lora", &adapter]);
+    let off = distance(&logits(Path::new(&merged), &[]), &wanted);
+    assert!(off < 0.6, "off by {off}");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::{cellar, directory, edited, json, model, output};
+use crate::support::{cellar, directory, edited, failure, json, model, output};
 use cellar_engine::{Engine, EngineConfig};
 use kv_backend::Backend;
 use kv_block::BlockFormat;
@@ -17,6 +17,7 @@ use model_core::gguf::GgufFile;
 use model_core::hf::HfTranslation;
 use model_core::model_file::OpenModel;
 use model_tests::checks::tolerance_of;
+use model_tests::quantized::QuantizedDirectory;
 use model_tests::{Recipe, candle, cpu, fixture};
 
 /// The directory made of a recipe, and a file converted from it, in one folder.
@@ -234,6 +235,106 @@ fn a_mix_stores_some_matrices_in_more_bits() {
             .fold(0.0, f32::max);
         assert!(off < tolerance, "{name}: off by {off}");
     }
+}
+
+/// Both files have the same tensors, byte for byte.
+fn assert_same_tensors(ours: &GgufFile, theirs: &dyn WeightSource) {
+    let mut names = [ours.names(), theirs.names()];
+    names.iter_mut().for_each(|names| names.sort());
+    assert_eq!(names[0], names[1]);
+    for name in &names[0] {
+        let [ours, theirs] = [ours.require(name), theirs.require(name)].map(Result::unwrap);
+        assert_eq!(ours.info(), theirs.info(), "{name}");
+        assert!(**ours.bytes() == **theirs.bytes(), "{name}: other bytes");
+    }
+}
+
+#[test]
+fn as_stored_copies_a_file_byte_for_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let [from, to] = ["from.gguf", "to.gguf"].map(|n| dir.path().join(n).display().to_string());
+    let stories = model().display().to_string();
+    output(&["convert", &stories, &from, "--type", "q4_k_m"]);
+    let (_, stderr) = output(&["convert", &from, &to, "--type", "as_stored"]);
+    assert_eq!(stderr, "", "nothing is lost");
+    let [from, to] = [from, to].map(|path| GgufFile::open(path).unwrap());
+    assert_same_tensors(&to, &from);
+    let entries = |file: &GgufFile| {
+        let all = file.metadata().iter();
+        all.map(|(key, value)| format!("{key}: {value:?}"))
+            .collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(entries(&to), entries(&from));
+}
+
+/// Packed matrices of a directory become the blocks that hold them; of 8-bit floats with scales,
+/// no block does.
+#[test]
+fn as_stored_keeps_what_a_directory_has() {
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("model.gguf").display().to_string();
+    let convert = |name: &str| {
+        let from = dir.path().join(name);
+        std::fs::create_dir(&from).unwrap();
+        QuantizedDirectory::named(name).write(&from);
+        let from = from.display().to_string();
+        ["convert", &from, &to, "--type", "as_stored", "--force"].map(str::to_owned)
+    };
+    for (name, format) in [
+        ("gptq_4bit", BlockFormat::Q4_0),
+        ("mxfp4", BlockFormat::MXFP4),
+    ] {
+        let args = convert(name);
+        output(&args.each_ref().map(String::as_str));
+        let from = OpenModel::open(&args[1], &registry).unwrap();
+        let file = GgufFile::open(&to).unwrap();
+        let query = file.require("blk.0.attn_q.weight").unwrap();
+        assert_eq!(query.format(), format, "{name}");
+        assert_same_tensors(&file, &*from.weights());
+        assert_eq!(
+            file.metadata().optional::<u32>("general.file_type"),
+            Ok(None)
+        );
+    }
+    let args = convert("fp8");
+    let (code, stderr) = failure(&args.each_ref().map(String::as_str));
+    assert_eq!(code, 1);
+    let wanted = "tensor 'blk.0.attn_k.weight' is stored as floats of 8 bits with scales";
+    assert!(
+        stderr.contains(wanted) && stderr.contains("1 more") && stderr.contains("choose f32"),
+        "{stderr}"
+    );
+    let file = GgufFile::open(&to).unwrap();
+    let query = file.require("blk.0.attn_q.weight").unwrap();
+    assert_eq!(query.format(), BlockFormat::MXFP4, "the file of before");
+}
+
+/// Vectors of half precision are widened, and matrices are not touched.
+#[test]
+fn as_stored_widens_vectors_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let [from, to] = ["from.gguf", "to.gguf"].map(|n| dir.path().join(n));
+    let values: Vec<f32> = (0..64).map(|i| i as f32 - 31.5).collect();
+    let names = ["ffn_up_extra", "extra_norm"].map(|name| format!("blk.8.{name}.weight"));
+    let edited = edited(|writer| {
+        for (name, shape) in names.iter().zip([vec![1, 64], vec![64]]) {
+            let bytes = kv_block::quantize(BlockFormat::BF16, &values).unwrap();
+            let weight = Weight::new(name.as_str(), shape, BlockFormat::BF16, bytes.into());
+            writer.add(weight.unwrap()).unwrap();
+        }
+    });
+    std::fs::write(&from, edited).unwrap();
+    let paths = [&from, &to].map(|path| path.display().to_string());
+    output(&["convert", &paths[0], &paths[1], "--type", "as_stored"]);
+    let file = GgufFile::open(&to).unwrap();
+    let stored = names.map(|name| {
+        let weight = file.require(&name).unwrap();
+        assert_eq!(weight.to_f32(), values);
+        weight.format()
+    });
+    assert_eq!(stored, [BlockFormat::BF16, BlockFormat::F32]);
 }
 
 #[test]

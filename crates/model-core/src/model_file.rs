@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kv_core::TokenId;
-use kv_graph::weights::{SharedBytes, WeightSource};
+use kv_graph::weights::{SharedBytes, WeightError, WeightInfo, WeightSource};
 
 use crate::adapters::{AdaptedModel, AdaptedWeights, Adapters, MergedWeights};
 use crate::architecture::{Model, Registry, with_draft_head};
@@ -225,6 +225,20 @@ impl OpenModel {
             adapted: Some(AdapterUse::Merged(Arc::new(weights))),
             ..self
         }
+    }
+
+    /// Shape and format of a weight of the file, without adapters.
+    ///
+    /// # Errors
+    /// As of [`WeightSource::describe`].
+    pub fn stored_info(&self, name: &str) -> Result<WeightInfo, WeightError> {
+        self.stored_weights().describe(name)
+    }
+
+    /// How the files of a directory have a weight that is `F32` here because no format holds its
+    /// numbers and scales as they are; `None` for others.
+    pub fn widened(&self, name: &str) -> Option<String> {
+        self.directory_weights()?.widened(name)
     }
 
     /// The tensors of a directory, which know the names in its files.

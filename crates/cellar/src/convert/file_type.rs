@@ -17,6 +17,9 @@ pub struct FileType {
     pub number: u32,
 }
 
+/// The name of no type: each tensor keeps its format.
+pub const AS_STORED: &str = "as_stored";
+
 /// Which matrices are stored in larger formats than others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mix {

@@ -10,7 +10,7 @@ use model_core::error::ModelFileError;
 use model_core::gguf::Metadata;
 use model_core::imatrix::ImportanceMatrix;
 
-use super::file_type::{FileType, LowMix, Mix};
+use super::file_type::{AS_STORED, FileType, LowMix, Mix};
 use super::mix::NamedShape;
 use super::pieces::{in_pieces, n_threads};
 use crate::error::Error;
@@ -146,11 +146,13 @@ fn n_columns(shape: &[usize]) -> usize {
 }
 
 /// Formats that lose too much where all columns count alike; as for `llama-quantize`.
-fn needs_weights(format: BlockFormat, file_type: FileType) -> bool {
+fn needs_weights(format: BlockFormat, file_type: Option<FileType>) -> bool {
     match format {
         BlockFormat::IQ2_XXS | BlockFormat::IQ2_XS | BlockFormat::IQ2_S => true,
         BlockFormat::IQ3_XXS | BlockFormat::IQ1_S | BlockFormat::IQ1_M => true,
-        BlockFormat::Q2_K => file_type.mix == Mix::Low(LowMix::Q2KS),
+        BlockFormat::Q2_K => {
+            file_type.is_some_and(|file_type| file_type.mix == Mix::Low(LowMix::Q2KS))
+        }
         _ => false,
     }
 }
@@ -162,12 +164,13 @@ const NOT_MEASURED: [&str; 3] = [
     "output.weight",
 ];
 
-/// Checks that the tensors that are quantized have the importance that their formats need.
+/// Checks that the tensors that are quantized have the importance that their formats need, in a
+/// file of a type or in a copy of the model.
 ///
 /// # Errors
 /// [`Error::ColumnWeights`] that names the first that has none.
 pub(super) fn check_needed<'a>(
-    file_type: FileType,
+    file_type: Option<FileType>,
     quantized: impl Iterator<Item = (&'a str, BlockFormat)>,
     weighting: Option<&ColumnWeights>,
 ) -> Result<(), Error> {
@@ -179,7 +182,8 @@ pub(super) fn check_needed<'a>(
     let Some((name, format)) = lacking.first() else {
         return Ok(());
     };
-    let (file, n) = (file_type.name, lacking.len());
+    let file = file_type.map_or(AS_STORED, |file_type| file_type.name);
+    let n = lacking.len();
     Err(Error::ColumnWeights(match weighting {
         None => format!(
             "files of {file} need an importance matrix: {n} tensors of few bits lose too much \

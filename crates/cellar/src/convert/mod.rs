@@ -34,7 +34,7 @@ use kv_graph::weights::{Weight, WeightInfo, WeightSource};
 use model_core::gguf::{GgufWriter, Metadata, PendingWeight};
 use model_core::model_file::OpenModel;
 
-pub use file_type::{FILE_TYPES, FileType, IqMix, LowMix, Mix};
+pub use file_type::{AS_STORED, FILE_TYPES, FileType, IqMix, LowMix, Mix};
 pub use importance::ColumnWeights;
 
 use crate::error::Error;
@@ -91,34 +91,11 @@ impl<'a> Conversion<'a> {
         weighting: Option<&'a ColumnWeights>,
         choose: &dyn Fn(&str, &WeightInfo) -> FormatChoice,
     ) -> Result<Self, Error> {
-        let weights = model.weights();
-        let mut notes = Vec::new();
-        let mut metadata = model.metadata().clone();
-        if !metadata.contains("tokenizer.ggml.model") {
-            notes.push("the model has no tokenizer, so the file will have none".to_owned());
-        }
-        // The file is whole, where the model's has parts.
-        for key in ["split.no", "split.count", "split.tensors.count"] {
-            metadata.remove(key);
-        }
-        metadata.insert("general.file_type", file_type.number);
-        metadata.insert("general.quantization_version", 2u32);
-        let mut names = weights.names();
-        names.sort_by_key(|name| natural(name));
-        let infos = names.iter().map(|name| weights.describe(name));
-        let infos: Vec<WeightInfo> = infos.collect::<Result<_, _>>()?;
-        let tensors: Vec<NamedShape> = names
-            .into_iter()
-            .zip(&infos)
-            .map(|(name, WeightInfo { shape, .. })| NamedShape {
-                name,
-                shape: shape.clone(),
-            })
-            .collect();
+        let read = ReadTensors::of(model)?;
         let columns = weighting.map_or(Columns::Alike, |_| Columns::Weighted);
-        let traits = traits(model, &tensors, columns);
-        let mut formats = mix::formats(file_type, traits, &tensors);
-        for ((tensor, info), format) in tensors.iter().zip(&infos).zip(&mut formats) {
+        let traits = traits(model, &read.tensors, columns);
+        let mut formats = mix::formats(file_type, traits, &read.tensors);
+        for ((tensor, info), format) in read.tensors.iter().zip(&read.infos).zip(&mut formats) {
             match choose(&tensor.name, info) {
                 FormatChoice::OfFileType => {}
                 FormatChoice::AsStored => *format = info.format,
@@ -128,23 +105,83 @@ impl<'a> Conversion<'a> {
                 }
             }
         }
-        notes.extend(requantized(&infos, &formats));
-        let changed = tensors.iter().zip(&infos).zip(&formats);
-        let changed = changed.filter(|((_, info), format)| info.format != **format);
-        let changed = changed.map(|((tensor, _), format)| (tensor.name.as_str(), *format));
-        importance::check_needed(file_type, changed, weighting)?;
+        importance::check_needed(Some(file_type), read.changed(&formats), weighting)?;
+        let mut conversion = Self::of(model, read, formats, weighting)?;
+        let metadata = conversion.metadata_mut();
+        metadata.insert("general.file_type", file_type.number);
+        Ok(conversion)
+    }
+
+    /// A copy: each tensor in the format that the model's files have it in, byte for byte. Matrices
+    /// that merged adapters change are quantized to theirs again, with the `weighting`, where there
+    /// is one. Vectors in half precision become `F32`, which loses nothing: other readers of GGUF
+    /// files know no other vectors.
+    ///
+    /// # Errors
+    /// [`Error::NotInGguf`] where no format of GGUF files holds a tensor as the files have it, as
+    /// 8-bit floats with scales; [`Error::Quantize`] where adapters change one in a format that
+    /// cannot be written; as [`Self::new`] otherwise.
+    pub fn as_stored(
+        model: &OpenModel,
+        weighting: Option<&'a ColumnWeights>,
+    ) -> Result<Self, Error> {
+        let read = ReadTensors::of(model)?;
+        check_held(model, &read.tensors)?;
+        let (mut formats, mut n_changed) = (Vec::new(), 0);
+        for (NamedShape { name, shape }, info) in read.tensors.iter().zip(&read.infos) {
+            // A head of another file is as that has it.
+            let stored = model.stored_info(name);
+            let stored = stored.map_or(info.format, |stored| stored.format);
+            if stored != info.format {
+                check_encodes(name, stored)?;
+                n_changed += usize::from(stored.block_len() > 1);
+            }
+            let is_half = matches!(stored, BlockFormat::F16 | BlockFormat::BF16);
+            let is_widened = is_half && shape.len() < 2;
+            formats.push(if is_widened { BlockFormat::F32 } else { stored });
+        }
+        importance::check_needed(None, read.changed(&formats), weighting)?;
+        let mut conversion = Self::of(model, read, formats, weighting)?;
+        if n_changed > 0 {
+            conversion.notes.push(format!(
+                "{n_changed} tensors that adapters change are quantized again, as they were, which \
+                 loses accuracy; merge into the original model where there is one"
+            ));
+        }
+        Ok(conversion)
+    }
+
+    /// A file of these tensors in these formats.
+    fn of(
+        model: &OpenModel,
+        read: ReadTensors,
+        formats: Vec<BlockFormat>,
+        weighting: Option<&'a ColumnWeights>,
+    ) -> Result<Self, Error> {
+        let mut notes = Vec::new();
+        let mut metadata = model.metadata().clone();
+        if !metadata.contains("tokenizer.ggml.model") {
+            notes.push("the model has no tokenizer, so the file will have none".to_owned());
+        }
+        // The file is whole, where the model's has parts.
+        for key in ["split.no", "split.count", "split.tensors.count"] {
+            metadata.remove(key);
+        }
+        metadata.insert("general.quantization_version", 2u32);
+        notes.extend(requantized(&read.infos, &formats));
         if let Some(weighting) = weighting {
-            notes.extend(weighting.check(&tensors, &formats)?);
+            notes.extend(weighting.check(&read.tensors, &formats)?);
             weighting.describe(&mut metadata);
         }
         let pending = |(NamedShape { name, shape }, format)| PendingWeight {
             name,
             info: WeightInfo { shape, format },
         };
+        let tensors = read.tensors.into_iter().zip(formats);
         Ok(Self {
-            weights,
+            weights: read.weights,
             metadata,
-            tensors: tensors.into_iter().zip(formats).map(pending).collect(),
+            tensors: tensors.map(pending).collect(),
             weighting,
             notes,
         })
@@ -190,6 +227,58 @@ impl<'a> Conversion<'a> {
             progress(n_done);
             Ok(converted)
         })
+    }
+}
+
+/// The tensors of a model, in the order of the file.
+struct ReadTensors {
+    weights: Arc<dyn WeightSource>,
+    tensors: Vec<NamedShape>,
+    /// How the model has each.
+    infos: Vec<WeightInfo>,
+}
+
+impl ReadTensors {
+    fn of(model: &OpenModel) -> Result<Self, Error> {
+        let weights = model.weights();
+        let mut names = weights.names();
+        names.sort_by_key(|name| natural(name));
+        let infos = names.iter().map(|name| weights.describe(name));
+        let infos: Vec<WeightInfo> = infos.collect::<Result<_, _>>()?;
+        let tensors = names.into_iter().zip(&infos);
+        let tensors = tensors.map(|(name, WeightInfo { shape, .. })| NamedShape {
+            name,
+            shape: shape.clone(),
+        });
+        Ok(Self {
+            tensors: tensors.collect(),
+            weights,
+            infos,
+        })
+    }
+
+    /// Those that get another format than the model has them in.
+    fn changed<'a>(
+        &'a self,
+        formats: &'a [BlockFormat],
+    ) -> impl Iterator<Item = (&'a str, BlockFormat)> {
+        let tensors = self.tensors.iter().zip(&self.infos).zip(formats);
+        let changed = tensors.filter(|((_, info), format)| info.format != **format);
+        changed.map(|((tensor, _), format)| (tensor.name.as_str(), *format))
+    }
+}
+
+/// Checks that no tensor has become `F32` because no format holds what the files have.
+fn check_held(model: &OpenModel, tensors: &[NamedShape]) -> Result<(), Error> {
+    let widened = |tensor: &NamedShape| Some((tensor.name.clone(), model.widened(&tensor.name)?));
+    let mut widened = tensors.iter().filter_map(widened);
+    match widened.next() {
+        None => Ok(()),
+        Some((name, stored)) => Err(Error::NotInGguf {
+            name,
+            stored,
+            n_more: widened.count(),
+        }),
     }
 }
 

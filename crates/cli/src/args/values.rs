@@ -6,23 +6,11 @@
 
 use std::str::FromStr;
 
-use cellar::convert::{FILE_TYPES, FileType};
 use cellar_engine::sampler::{Bias, LogitBias, MAX_BIAS, MAX_LAST_N};
 use kv_core::TokenId;
 
-use crate::advice::most_similar;
-
 /// The largest context that is taken.
 const MAX_TOKENS: u32 = 1 << 30;
-
-/// A type of files, by its name.
-pub(super) fn file_type(name: &str) -> Result<FileType, String> {
-    name.parse().map_err(|known| {
-        let similar = most_similar(&name.to_lowercase(), &FILE_TYPES.map(|t| t.name));
-        let similar = similar.map_or_else(String::new, |s| format!("; a similar one: '{s}'"));
-        format!("{known}{similar}")
-    })
-}
 
 /// How many tokens the memory holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::io::Write;
 use cellar::architectures;
 use cellar::convert::{ColumnWeights, Conversion};
 
-use crate::args::{AdapterArgs, ConvertArgs};
+use crate::args::{AdapterArgs, ConvertArgs, OutputType};
 use crate::failure::{Exit, warn};
 use crate::input;
 use crate::interrupt::exit_on_interrupt;
@@ -31,7 +31,10 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
         Some(adapters) => model.merged_with(adapters),
         None => model,
     };
-    let conversion = Conversion::new(&model, args.file_type, weighting.as_ref())?;
+    let conversion = match args.output_type {
+        OutputType::AsStored => Conversion::as_stored(&model, weighting.as_ref())?,
+        OutputType::Of(file_type) => Conversion::new(&model, file_type, weighting.as_ref())?,
+    };
     conversion.notes().iter().for_each(|note| warn(note));
     let progress = Progress::values("converting", conversion.n_values());
     let n_bytes = output_file::write(&args.out, |file| {

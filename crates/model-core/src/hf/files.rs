@@ -47,6 +47,16 @@ pub(super) enum TensorCoding {
     Packed(Arc<Packed>),
 }
 
+impl TensorCoding {
+    /// What the numbers are, in words.
+    pub(super) fn description(&self) -> String {
+        match self {
+            Self::Fp8(_) => "floats of 8 bits with scales".to_owned(),
+            Self::Packed(packed) => packed.description(),
+        }
+    }
+}
+
 impl TensorLocation {
     /// The values in their format; packed numbers also in a wider one.
     pub(super) fn values(&self, format: BlockFormat) -> SharedBytes {

@@ -221,6 +221,15 @@ impl HfWeights {
         self.rules.iter().find_map(of)
     }
 
+    /// How the files have a tensor that is `F32` here because no format holds its numbers and
+    /// scales as they are.
+    pub(crate) fn widened(&self, name: &str) -> Option<String> {
+        let source = self.sources.get(name)?;
+        let codings = source.parts.iter().filter_map(|part| part.coding.as_ref());
+        let widened = codings.map(TensorCoding::description).next();
+        widened.filter(|_| source.stored == Ok(BlockFormat::F32))
+    }
+
     /// The GGUF tensors that have the rows of a tensor of the files.
     pub(crate) fn targets_of(&self, name: &str) -> Vec<ModuleTarget> {
         let target = |rule: &TensorRule| {

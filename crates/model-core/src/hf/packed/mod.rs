@@ -107,6 +107,15 @@ impl Packed {
         Ok(format.unwrap_or(BlockFormat::F32))
     }
 
+    /// What the numbers are, in words.
+    pub(super) fn description(&self) -> String {
+        let numbers = match self.numbers {
+            Numbers::Integers(_) => "whole numbers",
+            Numbers::Floats => "floats",
+        };
+        format!("{numbers} of {} bits with scales", self.codes.bits())
+    }
+
     /// The values in their nearest format, or in another that holds them.
     pub(super) fn decode(&self, format: BlockFormat) -> SharedBytes {
         let row_bytes = format.row_bytes(self.n_columns).unwrap_or(0);
