@@ -9,5 +9,6 @@ mod formats;
 mod gpu;
 mod own_heads;
 mod quantized;
+mod served_experts;
 mod simulator;
 mod tiny2;
