@@ -156,3 +156,21 @@ pub fn commit(
     while steps.next(inputs).is_some() {}
     Ok(())
 }
+
+/// Seconds that this thread has computed so far.
+///
+/// # Errors
+/// Where the system does not say.
+pub fn cpu_seconds() -> Result<f64, Failure> {
+    // Its time is counted when it is scheduled.
+    std::thread::yield_now();
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    let nanoseconds = text.split(' ').next().unwrap_or_default();
+    Ok(nanoseconds.parse::<f64>()? * 1e-9)
+}
+
+/// The median of some values.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

@@ -11,7 +11,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use cellar_benches::{ExactShapes, Failure, SeededRandom};
+use cellar_benches::{ExactShapes, Failure, SeededRandom, cpu_seconds, median};
 use cellar_engine::{Engine, EngineConfig};
 use kv_backend::{Backend, OnProgress};
 use kv_core::batch::Batch;
@@ -189,18 +189,4 @@ fn token(random: &mut SeededRandom) -> TokenId {
 
 fn prompt(n: usize, random: &mut SeededRandom) -> Batch {
     Batch::prompt(SeqId(0), (0..n).map(|_| token(random)))
-}
-
-/// Seconds that this thread has computed.
-fn cpu_seconds() -> Result<f64, Failure> {
-    // Its time is counted when it is scheduled.
-    std::thread::yield_now();
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
-    let nanoseconds = text.split(' ').next().unwrap_or_default();
-    Ok(nanoseconds.parse::<f64>()? * 1e-9)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

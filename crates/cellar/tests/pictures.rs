@@ -16,7 +16,7 @@ use cellar::model_core::picture::{Picture, PictureEncoder, PictureName};
 use cellar::{
     BackendOptions, CancelFlag, EngineConfig, Error, GenerateOptions, KvType, KvTypes, Model,
     ModelFile, ModelOptions, PictureError, PreparedPicture, PromptTokens, SamplerConfig, TokenId,
-    architectures, open_backend, picture_chat,
+    architectures, open_backend, picture_chat, vision_of,
 };
 use model_tests::sound::sound;
 use model_tests::vision::{HEARING, MODELS, SIZES, all_models, expand, media, picture, recipe};
@@ -149,6 +149,16 @@ fn with_encoder(name: &str, mark: &str, encoder: Box<dyn PictureEncoder>) -> Mod
         ..ServiceExtras::default()
     };
     Model::with_engine(file, engine, extras).unwrap()
+}
+
+/// The tower of a model, of which pieces have so many rows of layers.
+fn tower_in_pieces(name: &str, mark: &str, n_rows: usize) -> Box<dyn PictureEncoder> {
+    let folder = tempfile::tempdir().unwrap();
+    expand(name, mark, folder.path());
+    let file = ModelFile::open(folder.path(), &architectures()).unwrap();
+    let vision = vision_of(&file, folder.path(), None).unwrap().unwrap();
+    let backend = open_backend(BackendOptions::default()).unwrap();
+    Box::new(vision.encoder(backend).unwrap().with_piece_rows(n_rows))
 }
 
 /// Largest difference of a log probability.
@@ -377,12 +387,9 @@ fn a_picture_stops_with_its_own_text() {
 #[test]
 fn others_go_on_between_the_pieces_of_a_picture() {
     let (name, mark) = ("smolvlm", "<image>"); // ten tiles
-    let config = EngineConfig {
-        n_seqs: 4,
-        ..EngineConfig::default()
-    };
-    let mut model = open(name, mark, config);
-    let (about, wanted) = (prompt(&model, &SIZES), recipe(name).reference());
+    let seeing = open(name, mark, EngineConfig::default());
+    let mut model = with_encoder(name, mark, tower_in_pieces(name, mark, 1));
+    let (about, wanted) = (prompt(&seeing, &SIZES), recipe(name).reference());
     let plain = PromptTokens {
         tokens: about.tokens[..6].to_vec(),
         pictures: Vec::new(),
@@ -434,6 +441,51 @@ fn others_go_on_between_the_pieces_of_a_picture() {
     while session.step() == Activity::Busy {}
     let text = seeing.finish().unwrap();
     assert_eq!(ids(&text), wanted.ids("greedy").unwrap());
+}
+
+/// Pictures of several texts share pieces, and each text is as it is alone, also where another one
+/// is left between two pieces.
+#[test]
+fn pictures_of_several_texts_are_computed_together() {
+    for (name, mark) in [MODELS[0], ("llava_next", "<image>")] {
+        let seeing = open(name, mark, EngineConfig::default());
+        let sizes = [SIZES, [[32, 24], [64, 48]]];
+        let prompts = sizes.map(|sizes| prompt(&seeing, &sizes));
+        let model = |n_rows| with_encoder(name, mark, tower_in_pieces(name, mark, n_rows));
+        let n_pieces = |model: &mut Model| model.session().tower().unwrap().n_pieces();
+        let alone = prompts.clone().map(|prompt| {
+            let mut model = model(usize::MAX);
+            let done = texts(&mut model, vec![prompt]);
+            (ids(&done[0]), n_pieces(&mut model))
+        });
+        assert_ne!(alone[0].0, alone[1].0, "{name}");
+        let mut both = model(usize::MAX);
+        let done = texts(&mut both, prompts.to_vec());
+        for (done, (wanted, _)) in done.iter().zip(&alone) {
+            assert_eq!(ids(done), *wanted, "{name}");
+        }
+        // All layers of all pictures, and the projector.
+        assert_eq!(n_pieces(&mut both), 2, "{name}");
+        assert!(alone.iter().all(|(_, n)| *n == 2), "{name}");
+        for left in [0, 1] {
+            let mut model = model(200);
+            let session = model.session();
+            let submit = |prompt: &PromptTokens| TextRequest {
+                cancel: None,
+                ..request(prompt.clone())
+            };
+            let streams = prompts.iter().map(|prompt| session.submit(submit(prompt)));
+            let mut streams: Vec<TextStream> = streams.map(Result::unwrap).collect();
+            while session.tower().unwrap().n_pieces() < 1 {
+                assert_eq!(session.step(), Activity::Busy);
+            }
+            drop(streams.remove(left));
+            while session.step() == Activity::Busy {}
+            let stays = streams.remove(0).finish().unwrap();
+            assert_eq!(ids(&stays), alone[1 - left].0, "{name}");
+            assert_eq!(session.tower().unwrap().n_computed(), 2, "{name}");
+        }
+    }
 }
 
 #[test]

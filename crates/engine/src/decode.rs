@@ -26,7 +26,7 @@ use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
 use crate::head::{Head, StoreTime};
-use crate::pictures::{self, StepPictures};
+use crate::picture_rows::{self, StepPictures};
 use crate::programs::ProgramCache;
 use crate::rows_out::{Embeddings, Logits, StepRows};
 use crate::runner::{
@@ -171,7 +171,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let more = encoder.iter().chain(&head_graph);
         let n_vocab = settings.rules.n_vocab;
         let fingerprint = fingerprint_of(&*model, n_vocab, &graph, more, &*source);
-        let position_rule = pictures::position_rule(&graph);
+        let position_rule = picture_rows::position_rule(&graph);
         let cut = memory.split_policy() != SplitPolicy::WholeSequences;
         if let Some(window) = graph.batch_windows().next().filter(|_| cut) {
             return Err(ConfigError::CutSequences { window }.into());

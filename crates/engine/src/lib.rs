@@ -25,6 +25,7 @@ mod guard;
 mod head;
 mod logprobs;
 mod memory_report;
+mod picture_rows;
 mod pictures;
 mod planning;
 mod programs;

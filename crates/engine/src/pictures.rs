@@ -5,21 +5,19 @@
 //! and one that several texts wait for is computed once. What is kept is within a budget of bytes;
 //! what a text waits for is its own until its tokens are computed. Knows no tower.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 use cellar_scheduler::{PrefixUse, RequestId, Salt};
 use kv_backend::{BackendError, CancelFlag};
-use kv_core::batch::{PositionRule, UBatch};
-use kv_core::{Pos, SeqId, TokenId};
-use kv_graph::{Graph, Input, Node, Op};
 use model_core::picture::{
-    PartialPicture, Picture, PictureEncoder, PictureError, PictureName, PictureRun,
+    PartialPicture, Picture, PictureEncoder, PictureError, PictureName, PictureRun, PictureWork,
 };
 
 use crate::error::EngineError;
+use crate::picture_rows::StepRun;
 
 /// The bytes of rows that a [`Tower`] keeps where nothing else is said.
 pub const DEFAULT_PICTURE_BYTES: usize = 64 << 20;
@@ -65,6 +63,32 @@ struct Job {
     /// The texts that wait for it.
     texts: BTreeSet<RequestId>,
     partial: PartialPicture,
+    company: Company,
+}
+
+impl Job {
+    fn work(&mut self) -> PictureWork<'_> {
+        PictureWork {
+            picture: &self.picture,
+            partial: &mut self.partial,
+        }
+    }
+}
+
+/// The pictures that one may be computed together with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Company {
+    /// Any.
+    Others,
+    /// None: a piece of it failed together with others. Alone it tells whose fault that was.
+    Alone,
+}
+
+/// A picture that was computed, and the texts that waited for it.
+#[derive(Debug)]
+pub(crate) struct FinishedPicture {
+    pub(crate) seen: SeenPicture,
+    pub(crate) texts: BTreeSet<RequestId>,
 }
 
 /// The encoder of the pictures of a session's prompts, with the rows that it keeps.
@@ -117,17 +141,18 @@ impl Tower {
     /// `places`. `seen` are the rows that wait for the sequence; those that it needs no more go.
     ///
     /// # Errors
-    /// The first picture that is to be computed before ([`Tower::want`]).
+    /// The pictures that are to be computed before ([`Tower::want`]).
     pub(crate) fn of_step(
         &mut self,
         pictures: &[PictureRun],
         viewers: Viewers,
         places: Range<usize>,
         seen: &mut Vec<SeenPicture>,
-    ) -> Result<Vec<StepRun>, Arc<Picture>> {
+    ) -> Result<Vec<StepRun>, Vec<Arc<Picture>>> {
         let is_due = |run: &&PictureRun| run.places().end > places.start;
         let is_of = |name| move |run: &PictureRun| run.picture.name() == name;
         seen.retain(|seen| pictures.iter().filter(is_due).any(is_of(seen.name)));
+        let mut missing = Vec::new();
         let before = pictures.iter().take_while(|run| run.at < places.end);
         let step_run = |run: &PictureRun| {
             let name = run.picture.name();
@@ -135,14 +160,22 @@ impl Tower {
                 let found = seen.iter().find(|seen| seen.name == name);
                 let found = found.map(|seen| Arc::clone(&seen.rows));
                 let found = found.or_else(|| self.use_kept(name, viewers));
-                Some(found.ok_or_else(|| Arc::clone(&run.picture))?)
+                if found.is_none() {
+                    missing.push(Arc::clone(&run.picture));
+                }
+                found
             } else {
                 None
             };
             let run = run.clone();
-            Ok(StepRun { run, values })
+            StepRun { run, values }
         };
-        before.map(step_run).collect()
+        let runs = before.map(step_run).collect();
+        if missing.is_empty() {
+            Ok(runs)
+        } else {
+            Err(missing)
+        }
     }
 
     /// Computes a picture, too, for these texts, which wait for it.
@@ -162,37 +195,78 @@ impl Tower {
             picture,
             texts: texts.collect(),
             partial: PartialPicture::default(),
+            company: Company::Others,
         });
     }
 
-    /// The texts that wait for the picture that is computed next. Those that do not wait any more
-    /// are forgotten, and pictures that none waits for, however much of them was computed.
+    /// True if the text waits for a picture.
+    pub(crate) fn is_awaited_by(&self, text: RequestId) -> bool {
+        self.jobs.iter().any(|job| job.texts.contains(&text))
+    }
+
+    /// The texts that wait for the pictures of which the next piece is. Those that do not wait any
+    /// more are forgotten, and pictures that none waits for, however much of them was computed.
     pub(crate) fn next_texts(&mut self, waits: impl Fn(RequestId) -> bool) -> BTreeSet<RequestId> {
         for job in &mut self.jobs {
             job.texts.retain(|&text| waits(text));
         }
         self.jobs.retain(|job| !job.texts.is_empty());
-        let next = self.jobs.front();
-        next.map(|job| job.texts.clone()).unwrap_or_default()
+        let picked = self.picked();
+        let jobs = picked.iter().filter_map(|&number| self.jobs.get(number));
+        jobs.flat_map(|job| job.texts.iter().copied()).collect()
     }
 
-    /// Computes a piece of the picture that is computed next, and gives it with the last one. When
-    /// that fails, it is computed no more.
+    /// The numbers of the jobs of which the next piece is.
+    fn picked(&mut self) -> Vec<usize> {
+        let in_company = |job: &&Job| job.company == Company::Others;
+        let n_offered = self.jobs.iter().take_while(in_company).count().max(1);
+        let offered = self.jobs.iter_mut().take(n_offered).map(Job::work);
+        self.encoder.picks(&offered.collect::<Vec<_>>())
+    }
+
+    /// Computes the next piece, of one picture or of several together, and gives those that it
+    /// ends. Where it fails for several, each of them begins again alone.
+    ///
+    /// # Errors
+    /// Where it fails for one picture, or is cancelled: what it was of is computed no more.
     pub(crate) fn advance(
         &mut self,
         cancel: &CancelFlag,
-    ) -> Result<Option<SeenPicture>, EngineError> {
-        let Some(mut job) = self.jobs.pop_front() else {
-            return Ok(None);
-        };
-        let piece = self
-            .encoder
-            .encode_piece(&job.picture, &mut job.partial, cancel);
+    ) -> Result<Vec<FinishedPicture>, EngineError> {
+        let picked = self.picked();
+        let mut jobs: Vec<Job> = Vec::with_capacity(picked.len());
+        for &number in picked.iter().rev() {
+            jobs.extend(self.jobs.remove(number));
+        }
+        jobs.reverse();
+        if jobs.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut works: Vec<PictureWork<'_>> = jobs.iter_mut().map(Job::work).collect();
+        let piece = self.encoder.encode_piece(&mut works, cancel);
         self.n_pieces += 1;
-        let Some(rows) = piece? else {
-            self.jobs.push_front(job);
-            return Ok(None);
-        };
+        if let Err(error) = piece {
+            if jobs.len() == 1 || cancel.is_cancelled() {
+                return Err(error.into());
+            }
+            tracing::warn!(%error, n_pictures = jobs.len(), "pictures are computed one by one");
+            for job in &mut jobs {
+                job.partial = PartialPicture::default();
+                job.company = Company::Alone;
+            }
+        }
+        let mut finished = Vec::new();
+        for (number, mut job) in picked.into_iter().zip(jobs) {
+            match job.partial.rows.take() {
+                Some(rows) => finished.push(self.keep(job, rows)),
+                None => self.jobs.insert(number - finished.len(), job),
+            }
+        }
+        Ok(finished)
+    }
+
+    /// Keeps the rows of a picture within the budget.
+    fn keep(&mut self, job: Job, rows: Vec<f32>) -> FinishedPicture {
         self.n_computed += 1;
         let seen = SeenPicture {
             name: job.picture.name(),
@@ -206,7 +280,8 @@ impl Tower {
         while self.kept.iter().map(bytes_of).sum::<usize>() > self.n_bytes {
             self.kept.pop_front();
         }
-        Ok(Some(seen))
+        let texts = job.texts;
+        FinishedPicture { seen, texts }
     }
 }
 
@@ -218,100 +293,6 @@ impl fmt::Debug for Tower {
             .field("n_computed", &self.n_computed)
             .finish_non_exhaustive()
     }
-}
-
-/// The pictures of the sequences of a step, in order.
-pub(crate) type StepPictures = BTreeMap<SeqId, Vec<StepRun>>;
-
-/// Rows of a picture in a sequence.
-#[derive(Clone, Debug)]
-pub(crate) struct StepRun {
-    run: PictureRun,
-    /// The rows of the whole picture, where the step computes some of the run.
-    values: Option<Arc<[f32]>>,
-}
-
-/// The rows that stand in place of the names in a ubatch, written over what `to` held: none where
-/// it has tokens.
-///
-/// # Errors
-/// [`EngineError::UnknownRow`] for a name that is none of a picture of the step;
-/// [`EngineError::WrongRows`].
-pub(crate) fn write_rows(
-    ubatch: &UBatch,
-    pictures: &StepPictures,
-    width: usize,
-    to: &mut Vec<f32>,
-) -> Result<(), EngineError> {
-    to.clear();
-    if !ubatch
-        .tokens
-        .first()
-        .is_some_and(|&token| TokenId(token).names_row())
-    {
-        return Ok(());
-    }
-    for (&seq, &pos) in ubatch.first_seqs.iter().zip(&ubatch.positions) {
-        let unknown = || EngineError::UnknownRow { seq, pos: Pos(pos) };
-        let at = pos as usize;
-        let runs = pictures.get(&seq).ok_or_else(unknown)?;
-        let found = runs.iter().find(|run| run.run.places().contains(&at));
-        let StepRun { run, values } = found.ok_or_else(unknown)?;
-        let values = values.as_ref().ok_or_else(unknown)?;
-        let n_rows = run.picture.n_rows();
-        if values.len() != n_rows * width {
-            let (got, wanted) = (values.len(), n_rows * width);
-            return Err(EngineError::WrongRows { wanted, got });
-        }
-        let row = run.rows.start + at - run.at;
-        let row = values.get(row * width..(row + 1) * width);
-        to.extend_from_slice(row.ok_or_else(unknown)?);
-    }
-    Ok(())
-}
-
-/// The check of positions of tokens: those of pictures have rows and columns, where the graph
-/// takes them.
-pub(crate) fn position_rule(graph: &Graph) -> PositionRule {
-    let takes_places = |node: &Node| node.op == Op::Input(Input::Coordinates);
-    if graph.nodes().iter().any(takes_places) {
-        PositionRule::Grid
-    } else {
-        PositionRule::Linear
-    }
-}
-
-/// Position, row and column of each token of a ubatch: a picture counts as many positions as it is
-/// high or wide (M-RoPE: Wang et al., arXiv 2409.12191).
-pub(crate) fn coordinates<'a>(
-    ubatch: &'a UBatch,
-    pictures: &'a StepPictures,
-) -> impl Iterator<Item = [u32; 3]> + 'a {
-    let own = ubatch.coordinates().zip(&ubatch.first_seqs);
-    own.map(move |(own, seq)| match pictures.get(seq) {
-        Some(runs) => behind(runs, own),
-        None => own,
-    })
-}
-
-/// The place of a token that would be at `own` if each row of the pictures before it counted.
-fn behind(runs: &[StepRun], own: [u32; 3]) -> [u32; 3] {
-    let mut saved = 0;
-    for StepRun { run, .. } in runs {
-        let Some(grid) = run.picture.grid() else {
-            continue;
-        };
-        let (at, n) = (run.at as u32, run.rows.len() as u32);
-        if own[0] < at {
-            break;
-        }
-        if own[0] < at + n {
-            let (start, row, width) = (at - saved, own[0] - at, grid.width.max(1) as u32);
-            return [start, start + row / width, start + row % width];
-        }
-        saved += n.saturating_sub(grid.height.max(grid.width) as u32);
-    }
-    own.map(|pos| pos.saturating_sub(saved))
 }
 
 impl From<PictureError> for EngineError {
@@ -326,19 +307,19 @@ impl From<PictureError> for EngineError {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
-mod tests {
+pub(crate) mod tests {
     use model_core::media::MediaKind;
-    use model_core::picture::PictureGrid;
+    use model_core::picture::{PartialTile, PictureGrid};
 
     use super::*;
 
-    fn picture(first: u8, height: usize, width: usize) -> Arc<Picture> {
+    pub(crate) fn picture(first: u8, height: usize, width: usize) -> Arc<Picture> {
         let grid = PictureGrid { height, width };
         let name = PictureName([first; 16]);
         Arc::new(Picture::new(name, Vec::new(), height * width, Some(grid)))
     }
 
-    fn run(at: usize, picture: &Arc<Picture>) -> PictureRun {
+    pub(crate) fn run(at: usize, picture: &Arc<Picture>) -> PictureRun {
         PictureRun {
             at,
             picture: Arc::clone(picture),
@@ -346,8 +327,9 @@ mod tests {
         }
     }
 
-    /// Gives rows of two values, the first byte of the name and the row, one row a piece.
-    struct CountingEncoder;
+    /// Gives rows of two values, the first byte of the name and the row, one row a piece, of so
+    /// many pictures together. Those whose names begin with 0 are too dark.
+    struct CountingEncoder(usize);
 
     impl PictureEncoder for CountingEncoder {
         fn encode(&mut self, _: &Picture, _: &CancelFlag) -> Result<Vec<f32>, PictureError> {
@@ -356,45 +338,63 @@ mod tests {
             Err(PictureError::Unreadable { media, reason })
         }
 
+        fn picks(&self, works: &[PictureWork<'_>]) -> Vec<usize> {
+            (0..works.len().min(self.0)).collect()
+        }
+
         fn encode_piece(
             &mut self,
-            picture: &Picture,
-            partial: &mut PartialPicture,
+            works: &mut [PictureWork<'_>],
             cancel: &CancelFlag,
-        ) -> Result<Option<Vec<f32>>, PictureError> {
+        ) -> Result<(), PictureError> {
             if cancel.is_cancelled() {
                 return Err(PictureError::Backend(BackendError::Cancelled));
             }
-            let first = f32::from(picture.name().0[0]);
-            partial.rows.extend([first, partial.n_stages as f32]);
-            partial.n_stages += 1;
-            let is_done = partial.n_stages == picture.n_rows();
-            Ok(is_done.then(|| std::mem::take(&mut partial.rows)))
+            for PictureWork { picture, partial } in works {
+                let first = picture.name().0[0];
+                partial.tiles.resize_with(1, PartialTile::default);
+                let tile = &mut partial.tiles[0];
+                tile.results
+                    .push(vec![f32::from(first), tile.n_steps as f32]);
+                tile.n_steps += 1;
+                if first == 0 {
+                    let reason = "it is too dark".to_owned();
+                    let media = MediaKind::Picture;
+                    return Err(PictureError::Unreadable { media, reason });
+                }
+                if tile.n_steps == picture.n_rows() {
+                    partial.rows = Some(tile.results.concat());
+                }
+            }
+            Ok(())
         }
     }
 
-    /// Computes all that is waited for, and gives the last one.
-    fn finish(tower: &mut Tower) -> Option<SeenPicture> {
-        let mut last = None;
+    /// Computes all that is waited for, and gives it.
+    fn finish(tower: &mut Tower) -> Vec<SeenPicture> {
+        let mut all = Vec::new();
         while !tower.next_texts(|_| true).is_empty() {
-            last = tower.advance(&CancelFlag::default()).unwrap().or(last);
+            let finished = tower.advance(&CancelFlag::default()).unwrap();
+            all.extend(finished.into_iter().map(|finished| finished.seen));
         }
-        last
+        all
     }
 
     #[test]
     fn rows_are_computed_once_within_the_budget() {
         let (a, b) = (picture(1, 2, 3), picture(2, 2, 3));
         // 6 rows of 2 values of 4 bytes.
-        let mut tower = Tower::new(Box::new(CountingEncoder), 48);
+        let mut tower = Tower::new(Box::new(CountingEncoder(1)), 48);
         let mut step = |run: &PictureRun, places: Range<usize>| {
             let (run, viewers) = (std::slice::from_ref(run), Viewers::Within(Salt(0)));
             let mut seen = Vec::new();
             let runs = loop {
                 match tower.of_step(run, viewers, places.clone(), &mut seen) {
                     Ok(runs) => break runs,
-                    Err(picture) => {
-                        tower.want(picture, viewers, std::iter::once(RequestId(7)));
+                    Err(missing) => {
+                        for picture in missing {
+                            tower.want(picture, viewers, std::iter::once(RequestId(7)));
+                        }
                         seen.extend(finish(&mut tower));
                     }
                 }
@@ -412,16 +412,16 @@ mod tests {
         // Others do not find it.
         let (run, viewers) = ([run(4, &a)], Viewers::Alone(RequestId(1)));
         let missing = tower.of_step(&run, viewers, 4..10, &mut Vec::new());
-        assert_eq!(missing.unwrap_err().name(), a.name());
+        assert_eq!(missing.unwrap_err()[0].name(), a.name());
     }
 
     #[test]
     fn rows_wait_for_their_text_without_any_budget() {
         let a = picture(1, 1, 4);
-        let mut tower = Tower::new(Box::new(CountingEncoder), 0);
+        let mut tower = Tower::new(Box::new(CountingEncoder(1)), 0);
         let (runs, viewers) = ([run(2, &a)], Viewers::Within(Salt(0)));
         tower.want(Arc::clone(&a), viewers, std::iter::once(RequestId(1)));
-        let mut seen = vec![finish(&mut tower).unwrap()];
+        let mut seen = finish(&mut tower);
         for places in [0..4, 4..5, 5..6] {
             let runs = tower.of_step(&runs, viewers, places, &mut seen).unwrap();
             assert_eq!(
@@ -437,18 +437,18 @@ mod tests {
     #[test]
     fn a_picture_that_none_waits_for_stops_between_pieces() {
         let a = picture(1, 2, 3);
-        let mut tower = Tower::new(Box::new(CountingEncoder), 48);
+        let mut tower = Tower::new(Box::new(CountingEncoder(1)), 48);
         let viewers = Viewers::Within(Salt(0));
         for text in [1, 2] {
             tower.want(Arc::clone(&a), viewers, std::iter::once(RequestId(text)));
         }
         let cancel = CancelFlag::default();
-        assert!(tower.advance(&cancel).unwrap().is_none());
+        assert!(tower.advance(&cancel).unwrap().is_empty());
         let waiting = tower.next_texts(|text| text == RequestId(2));
         assert_eq!(Vec::from_iter(waiting), [RequestId(2)]);
-        assert!(tower.advance(&cancel).unwrap().is_none());
+        assert!(tower.advance(&cancel).unwrap().is_empty());
         assert!(tower.next_texts(|_| false).is_empty());
-        assert!(tower.advance(&cancel).unwrap().is_none());
+        assert!(tower.advance(&cancel).unwrap().is_empty());
         assert_eq!((tower.n_pieces, tower.n_computed), (2, 0));
         // A piece that is cancelled ends its picture.
         tower.want(a, viewers, std::iter::once(RequestId(3)));
@@ -458,16 +458,84 @@ mod tests {
         assert!(tower.next_texts(|_| true).is_empty());
     }
 
+    /// All pictures of a step, of several texts.
+    fn wanted_by(tower: &mut Tower, pictures: &[&Arc<Picture>]) {
+        for (text, picture) in (1..).map(RequestId).zip(pictures) {
+            let viewers = Viewers::Within(Salt(0));
+            tower.want(Arc::clone(picture), viewers, std::iter::once(text));
+        }
+    }
+
     #[test]
-    fn pictures_count_as_many_positions_as_they_are_high_or_wide() {
-        let (a, b) = (picture(1, 2, 3), picture(2, 4, 1));
-        let runs = [run(2, &a), run(10, &b)].map(|run| StepRun { run, values: None });
-        let at = |pos| behind(&runs, [pos; 3]);
-        assert_eq!([at(0), at(1)], [[0; 3], [1; 3]]);
-        assert_eq!([at(2), at(4), at(5)], [[2, 2, 2], [2, 2, 4], [2, 3, 2]]);
-        // Six rows count as three.
-        assert_eq!([at(8), at(9)], [[5; 3], [6; 3]]);
-        assert_eq!([at(10), at(13)], [[7, 7, 7], [7, 10, 7]]);
-        assert_eq!(at(14), [11; 3]);
+    fn pictures_that_are_computed_together_are_as_alone() {
+        let pictures = [picture(1, 1, 4), picture(2, 1, 2), picture(3, 1, 3)];
+        let [a, b, c] = &pictures;
+        let mut tower = Tower::new(Box::new(CountingEncoder(2)), 0);
+        wanted_by(&mut tower, &[a, b, c]);
+        let cancel = CancelFlag::default();
+        let mut ends = Vec::new();
+        loop {
+            let waiting: Vec<u64> = tower.next_texts(|_| true).iter().map(|id| id.0).collect();
+            if waiting.is_empty() {
+                break;
+            }
+            let finished = tower.advance(&cancel).unwrap();
+            for FinishedPicture { seen, texts } in finished {
+                assert!(texts.iter().all(|&text| !tower.is_awaited_by(text)));
+                let first = f32::from(seen.name.0[0]);
+                let rows = seen.rows.chunks_exact(2).enumerate();
+                assert!(rows.into_iter().all(|(row, of)| *of == [first, row as f32]));
+                ends.push((seen.name.0[0], seen.rows.len() / 2, waiting.clone()));
+            }
+        }
+        // The third takes the place of the second.
+        let wanted = [(2, 2, vec![1, 2]), (1, 4, vec![1, 3]), (3, 3, vec![3])];
+        assert_eq!(ends, wanted);
+        assert_eq!((tower.n_pieces, tower.n_computed), (5, 3));
+    }
+
+    #[test]
+    fn a_picture_that_fails_in_company_fails_alone() {
+        let pictures = [picture(1, 1, 2), picture(0, 1, 2), picture(2, 1, 2)];
+        let [a, dark, b] = &pictures;
+        let mut tower = Tower::new(Box::new(CountingEncoder(3)), 0);
+        wanted_by(&mut tower, &[a, dark, b]);
+        let cancel = CancelFlag::default();
+        let (mut seen, mut failed) = (Vec::new(), Vec::new());
+        for n_pieces in 1.. {
+            let waiting = tower.next_texts(|_| true);
+            if waiting.is_empty() {
+                // One together, two of each that can be seen, one of the other.
+                assert_eq!(n_pieces, 1 + 1 + 2 + 1 + 2);
+                break;
+            }
+            match tower.advance(&cancel) {
+                Ok(finished) => seen.extend(finished.into_iter().map(|one| one.seen.name)),
+                Err(error) => failed.push((error.to_string(), waiting)),
+            }
+        }
+        assert_eq!(seen, [a.name(), b.name()]);
+        assert_eq!(failed.len(), 1);
+        assert!(failed[0].0.contains("it is too dark"));
+        assert_eq!(failed[0].1, BTreeSet::from([RequestId(2)]));
+        // All of them are cancelled: none begins again.
+        wanted_by(&mut tower, &[a, b]);
+        cancel.cancel();
+        let error = tower.advance(&cancel).unwrap_err();
+        assert!(matches!(error, EngineError::Cancelled));
+        assert!(tower.next_texts(|_| true).is_empty());
+    }
+
+    #[test]
+    fn a_step_names_all_pictures_that_it_needs() {
+        let (a, b, c) = (picture(1, 1, 2), picture(2, 1, 2), picture(3, 1, 2));
+        let runs = [run(0, &a), run(3, &b), run(6, &a), run(9, &c)];
+        let mut tower = Tower::new(Box::new(CountingEncoder(1)), 0);
+        let viewers = Viewers::Within(Salt(0));
+        let missing = tower.of_step(&runs, viewers, 1..8, &mut Vec::new());
+        let names = missing.unwrap_err().into_iter().map(|one| one.name());
+        assert_eq!(Vec::from_iter(names), [a.name(), b.name(), a.name()]);
+        let names = tower.of_step(&runs, viewers, 8..10, &mut Vec::new());
+        assert_eq!(names.unwrap_err()[0].name(), c.name());
     }
 }

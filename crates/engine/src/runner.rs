@@ -27,7 +27,7 @@ use crate::changing_weights::ChangingWeights;
 use crate::config::{AttentionMode, Settings};
 use crate::error::EngineError;
 use crate::head::Head;
-use crate::pictures::{self, StepPictures};
+use crate::picture_rows::{self, StepPictures};
 use crate::programs::ProgramCache;
 
 /// Steps in which the tables of plain attention grow, in cells.
@@ -188,7 +188,8 @@ impl<B: Backend> Runner<B> {
         output: &mut BatchOutput,
     ) -> Result<(), FailedStep> {
         let width = self.settings.rules.n_embd as usize;
-        let written = pictures::write_rows(ubatch, &self.pictures, width, &mut self.picture_rows);
+        let written =
+            picture_rows::write_rows(ubatch, &self.pictures, width, &mut self.picture_rows);
         written.map_err(|error| FailedStep {
             error,
             rows: RowsWritten::No,
@@ -210,7 +211,7 @@ impl<B: Backend> Runner<B> {
     pub(crate) fn prepare(&mut self, ubatch: &UBatch) {
         if self.position_rule == PositionRule::Grid {
             self.coordinates.clear();
-            let coordinates = pictures::coordinates(ubatch, &self.pictures);
+            let coordinates = picture_rows::coordinates(ubatch, &self.pictures);
             self.coordinates.extend(coordinates);
         }
         for seen in &mut self.batch {

@@ -381,18 +381,32 @@ pub enum PictureError {
     Changed(#[from] SourceChanged),
 }
 
-/// The results of the first pieces of a picture ([`PictureEncoder::encode_piece`]): of whole tiles,
-/// and of the first graphs of the next one. An encoder's own; nothing before the first piece.
+/// A picture as far as it is computed ([`PictureEncoder::encode_piece`]). An encoder's own but for
+/// the rows; empty before the first piece.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PartialPicture {
-    /// Number of tiles that are done.
-    pub n_tiles: usize,
-    /// Their rows, one after the other.
-    pub rows: Vec<f32>,
-    /// Number of graphs of the next tile that are done.
-    pub n_stages: usize,
-    /// Results of the last of them, and those of earlier ones for a projector.
+    /// Its tiles, in order.
+    pub tiles: Vec<PartialTile>,
+    /// Its rows in a prompt, one after the other, behind the last piece.
+    pub rows: Option<Vec<f32>>,
+}
+
+/// A tile as far as it is computed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PartialTile {
+    /// Number of an encoder's steps that are done.
+    pub n_steps: usize,
+    /// Results of the last of them, and those of earlier ones for a later one.
     pub results: Vec<Vec<f32>>,
+}
+
+/// A picture that is being computed.
+#[derive(Debug)]
+pub struct PictureWork<'a> {
+    /// The picture.
+    pub picture: &'a Picture,
+    /// What is computed of it.
+    pub partial: &'a mut PartialPicture,
 }
 
 /// Computes the rows of pictures: a tower, on something that computes.
@@ -403,20 +417,28 @@ pub trait PictureEncoder: Send {
     /// [`PictureError`]; [`BackendError::Cancelled`] where `cancel` is set before.
     fn encode(&mut self, picture: &Picture, cancel: &CancelFlag) -> Result<Vec<f32>, PictureError>;
 
-    /// Computes the next piece of a picture, behind those that have left `partial`, so that other
-    /// work can come between two of them. Gives the rows with the last piece: the same as
-    /// [`PictureEncoder::encode`], which is all that there is where an encoder has no pieces.
+    /// The numbers of the pictures of which the next piece is, in order: the first, and those that
+    /// are computed together with it. The first alone where an encoder has no pieces.
+    fn picks(&self, works: &[PictureWork<'_>]) -> Vec<usize> {
+        (0..works.len().min(1)).collect()
+    }
+
+    /// Computes a piece of those of these pictures that [`PictureEncoder::picks`] names, so that
+    /// other work can come between two pieces. With its last one a picture has its rows: the same
+    /// as [`PictureEncoder::encode`], whatever was computed together with it. That is all that
+    /// there is where an encoder has no pieces.
     ///
     /// # Errors
-    /// As [`PictureEncoder::encode`]. What `partial` holds is of no use then.
+    /// As [`PictureEncoder::encode`]. What was computed of those pictures is of no use then.
     fn encode_piece(
         &mut self,
-        picture: &Picture,
-        partial: &mut PartialPicture,
+        works: &mut [PictureWork<'_>],
         cancel: &CancelFlag,
-    ) -> Result<Option<Vec<f32>>, PictureError> {
-        let _nothing = partial;
-        self.encode(picture, cancel).map(Some)
+    ) -> Result<(), PictureError> {
+        if let Some(work) = works.first_mut() {
+            work.partial.rows = Some(self.encode(work.picture, cancel)?);
+        }
+        Ok(())
     }
 }
 

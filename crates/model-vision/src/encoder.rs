@@ -1,8 +1,9 @@
 //! [`TowerEncoder`]: a tower on a backend.
 //!
-//! Pieces of a picture are some layers of one of its tiles, or projectors. Invariant: a tile's rows
-//! do not depend on other tiles, nor on what is computed between its pieces. The graphs that were
-//! used last are kept compiled. Knows no format of pictures.
+//! Pieces of pictures are some layers of some of their tiles, or projectors. Tiles that are at the
+//! same step go through a graph together, each a sequence of its own. Invariant: a tile's rows do
+//! not depend on other tiles, nor on what is computed between its pieces. The graphs that were used
+//! last are kept compiled. Knows no format of pictures.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -11,23 +12,20 @@ use std::sync::Arc;
 
 use kv_backend::{Backend, CancelFlag, OnProgress};
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::{
-    GridPos, Pos,
-    batch::{Batch, BatchRules, PositionRule, SplitPolicy, UBatch, validate_with},
-    memory::{BatchVisibility, batch_visibility},
-};
+use kv_core::memory::{BatchVisibility, batch_visibility};
 use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphShape};
 use kv_rows::RowLayout;
 use model_core::architecture::ModelError;
-use model_core::media::MediaKind;
 use model_core::picture::{
-    PartialPicture, Picture, PictureEncoder, PictureError, PictureRow, Tile,
+    PartialPicture, PartialTile, Picture, PictureEncoder, PictureError, PictureRow, PictureWork,
+    Tile,
 };
 
 use crate::resample::{AxisRows, Resampling};
 use crate::stage::Stage;
-use crate::tower::{LINE_END, POSITIONS, STEM_FRAMES, Tower, TowerPositions};
+use crate::tile_rows::{TileRows, divided, overlapping, side_by_side, ubatch_of};
+use crate::tower::{LINE_END, POSITIONS, Tower, TowerPositions};
 
 /// The rows of the compiled graphs that are kept, all together: each has memory for its own.
 const KEPT_ROWS: usize = 1 << 14;
@@ -37,6 +35,13 @@ const HOST_PIECE_ROWS: usize = 1 << 11;
 
 /// The same where a device computes, from which rows come back slowly.
 const DEVICE_PIECE_ROWS: usize = 1 << 15;
+
+/// The most rows of several tiles that go through a graph together where the host computes: more
+/// at once are no faster there.
+const HOST_GROUP_ROWS: usize = 1 << 9;
+
+/// The most tiles that do: each is a sequence, and those are looked up one by one.
+const GROUP_TILES: usize = 64;
 
 /// The learned rows that come in with patches.
 enum PositionRows {
@@ -73,6 +78,43 @@ pub struct TowerEncoder<B: Backend> {
     line_end: Vec<f32>,
     /// See [`HOST_PIECE_ROWS`].
     piece_rows: usize,
+    /// See [`HOST_GROUP_ROWS`].
+    group_rows: usize,
+}
+
+/// The choice of the tiles of a piece among those that are offered, in order.
+struct Group<'t> {
+    tower: &'t Tower,
+    n_rows_left: usize,
+    n_tiles: usize,
+    /// The steps that are done of all of them.
+    n_steps: usize,
+}
+
+impl Group<'_> {
+    /// Takes a tile of which so many steps are done: the first one that is not done, and those at
+    /// the same step for which there is room.
+    fn takes(&mut self, tile: &Tile, n_steps: usize) -> bool {
+        if n_steps >= self.tower.n_steps() {
+            return false;
+        }
+        let n_rows = self.tower.n_rows(tile.places.len(), n_steps);
+        let fits =
+            n_steps == self.n_steps && n_rows <= self.n_rows_left && self.n_tiles < GROUP_TILES;
+        if self.n_tiles > 0 && !fits {
+            return false;
+        }
+        self.n_tiles += 1;
+        self.n_steps = n_steps;
+        self.n_rows_left = self.n_rows_left.saturating_sub(n_rows);
+        true
+    }
+}
+
+/// A tile that is being computed.
+struct TileWork<'a> {
+    tile: &'a Tile,
+    partial: &'a mut PartialTile,
 }
 
 impl<B: Backend> TowerEncoder<B> {
@@ -96,12 +138,14 @@ impl<B: Backend> TowerEncoder<B> {
         };
         let line_end = source.get(LINE_END).map(|row| row.to_f32());
         let line_end = line_end.unwrap_or_default();
+        let (piece_rows, group_rows) = if backend.prefers_candidates() {
+            (DEVICE_PIECE_ROWS, DEVICE_PIECE_ROWS)
+        } else {
+            (HOST_PIECE_ROWS, HOST_GROUP_ROWS)
+        };
         Ok(Self {
-            piece_rows: if backend.prefers_candidates() {
-                DEVICE_PIECE_ROWS
-            } else {
-                HOST_PIECE_ROWS
-            },
+            piece_rows,
+            group_rows,
             backend,
             tower,
             weights,
@@ -115,125 +159,168 @@ impl<B: Backend> TowerEncoder<B> {
         })
     }
 
-    /// The same where at most so many rows of layers are computed in one piece, all together.
+    /// The same where at most so many rows of layers are computed in one piece, all together: of
+    /// one tile, or of as many as there is room for.
     #[must_use]
     pub fn with_piece_rows(mut self, n: usize) -> Self {
         self.piece_rows = n;
+        self.group_rows = n;
         self
     }
 
-    /// Computes the next piece of a tile: some of its layers, or the projectors behind the last.
+    fn group(&self) -> Group<'_> {
+        Group {
+            tower: &self.tower,
+            n_rows_left: self.group_rows,
+            n_tiles: 0,
+            n_steps: 0,
+        }
+    }
+
+    /// Computes a piece of some tiles, which are at the same step: some layers, or the projectors
+    /// behind the last.
     fn piece(
         &mut self,
-        tile: &Tile,
-        partial: &mut PartialPicture,
+        works: &mut [TileWork<'_>],
         cancel: &CancelFlag,
     ) -> Result<(), PictureError> {
         let tower = Arc::clone(&self.tower);
-        let stages = tower.stages(tile.places.len(), self.piece_rows);
-        let Some(&stage) = stages.get(partial.n_stages) else {
-            let rows = std::mem::take(&mut partial.results);
-            let rows = self.projected(tile, rows, cancel)?;
-            partial.rows.extend(rows);
-            partial.n_tiles += 1;
-            partial.n_stages = 0;
+        let n_steps = works.first().map_or(0, |work| work.partial.n_steps);
+        let tiles: Vec<&Tile> = works.iter().map(|work| work.tile).collect();
+        let n_rows_of = |tile: &&Tile| tower.n_rows(tile.places.len(), n_steps);
+        let n_rows: usize = tiles.iter().map(n_rows_of).sum();
+        let results = works
+            .iter_mut()
+            .map(|work| std::mem::take(&mut work.partial.results));
+        let mut results: Vec<Vec<Vec<f32>>> = results.collect();
+        let Some(stage) = tower.next_stage(n_steps, self.piece_rows / n_rows.max(1)) else {
+            let rows = self.projected(&tiles, results, cancel)?;
+            for (work, rows) in works.iter_mut().zip(rows) {
+                work.partial.results = vec![rows];
+                work.partial.n_steps += 1;
+            }
             return Ok(());
         };
-        let deep = partial.results.split_off(partial.results.len().min(1));
-        let given = match partial.results.pop() {
-            None => self.given(tile, cancel)?,
-            Some(patches) => {
-                let n_rows = patches.len() / tower.stage_width(stage).max(1);
+        let given = if n_steps == 0 {
+            self.given(&tiles, cancel)?
+        } else {
+            let rows = tiles.iter().zip(&mut results).map(|(&tile, results)| {
+                let values = results.first_mut().map(std::mem::take);
                 // Behind a merger rows are no longer those of patches.
-                Cow::Owned(if tile.places.len() == n_rows {
-                    with_patches(tile, patches)
-                } else {
-                    with_patches(&Tile::default(), patches)
-                })
-            }
+                TileRows {
+                    values: Cow::Owned(values.unwrap_or_default()),
+                    tile: (n_rows_of(&tile) == tile.places.len()).then_some(tile),
+                }
+            });
+            rows.collect()
         };
-        let results = self.run(stage, &given, cancel)?;
-        let (rows, new) = results.split_at(results.len().min(1));
-        partial.results = [rows, &deep, new].concat();
-        partial.n_stages += 1;
+        let new = self.run(stage, &given, cancel)?;
+        for ((work, new), earlier) in works.iter_mut().zip(new).zip(results) {
+            let mut new = new.into_iter();
+            let rows = new.next();
+            let earlier = earlier.into_iter().skip(1);
+            work.partial.results = rows.into_iter().chain(earlier).chain(new).collect();
+            work.partial.n_steps += stage.n_steps();
+        }
         Ok(())
     }
 
-    /// The input for the patches of a tile.
+    /// The input for the patches of tiles.
     fn given<'t>(
         &mut self,
-        tile: &'t Tile,
+        tiles: &[&'t Tile],
         cancel: &CancelFlag,
-    ) -> Result<Cow<'t, Tile>, PictureError> {
+    ) -> Result<Vec<TileRows<'t>>, PictureError> {
         let tower = Arc::clone(&self.tower);
-        let tile = match tower.n_bins {
-            None => Cow::Borrowed(tile),
-            Some(n_bins) => Cow::Owned(self.stem(tile, n_bins, cancel)?),
+        let given = match tower.n_bins {
+            None => tiles.iter().map(|&tile| TileRows::of(tile)).collect(),
+            Some(n_bins) => self.stem(tiles, n_bins, cancel)?,
         };
-        let rows = match &self.positions {
-            PositionRows::None => return Ok(tile),
-            PositionRows::Square(square, how) => how.rows(square, tower.dim, &tile),
-            PositionRows::OfAxes(axes) => axes.rows(&tile)?,
-        };
-        let patches = Cow::Borrowed(&*tile.patches);
-        let parts = vec![(patches, tower.patch_len), (Cow::Owned(rows), tower.dim)];
-        let patches = side_by_side(parts);
-        Ok(Cow::Owned(with_patches(&tile, patches)))
+        let placed = given.into_iter().zip(tiles).map(|(given, tile)| {
+            let rows = match &self.positions {
+                PositionRows::None => return Ok(given),
+                PositionRows::Square(square, how) => how.rows(square, tower.dim, tile),
+                PositionRows::OfAxes(axes) => axes.rows(tile)?,
+            };
+            let parts = vec![
+                (given.values, tower.patch_len),
+                (Cow::Owned(rows), tower.dim),
+            ];
+            let values = Cow::Owned(side_by_side(parts));
+            Ok(TileRows { values, ..given })
+        });
+        placed.collect()
     }
 
-    /// The rows of a tile in a prompt, of those behind its last layer and of DeepStack's.
+    /// The rows of tiles in a prompt, of those behind their last layer and of DeepStack's.
     fn projected(
         &mut self,
-        tile: &Tile,
-        rows: Vec<Vec<f32>>,
+        tiles: &[&Tile],
+        mut rows: Vec<Vec<Vec<f32>>>,
         cancel: &CancelFlag,
-    ) -> Result<Vec<f32>, PictureError> {
+    ) -> Result<Vec<Vec<f32>>, PictureError> {
         let tower = Arc::clone(&self.tower);
-        let mut parts = Vec::with_capacity(rows.len());
-        for (number, (steps, rows)) in tower.projectors().zip(rows).enumerate() {
-            let merged = Tile {
-                patches: tower.arrangement.apply(rows, tower.dim, tile),
-                ..Tile::default()
-            };
-            let projected = if steps.is_empty() {
-                merged.patches
+        let mut parts: Vec<Vec<_>> = tiles.iter().map(|_| Vec::new()).collect();
+        for (number, steps) in tower.projectors().enumerate() {
+            let merged = tiles.iter().zip(&mut rows).map(|(tile, rows)| {
+                let rows = rows.get_mut(number).map(std::mem::take).unwrap_or_default();
+                TileRows {
+                    values: Cow::Owned(tower.arrangement.apply(rows, tower.dim, tile)),
+                    tile: None,
+                }
+            });
+            let merged: Vec<TileRows<'_>> = merged.collect();
+            let projected: Vec<Cow<'_, [f32]>> = if steps.is_empty() {
+                merged.into_iter().map(|rows| rows.values).collect()
             } else {
                 let results = self.run(Stage::Projector(number), &merged, cancel)?;
-                results.into_iter().next().unwrap_or_default()
+                let first = |results: Vec<Vec<f32>>| results.into_iter().next();
+                let rows = results.into_iter().map(first);
+                rows.map(|rows| Cow::Owned(rows.unwrap_or_default()))
+                    .collect()
             };
-            parts.push((Cow::Owned(projected), tower.projected_dim(steps)));
+            for (parts, projected) in parts.iter_mut().zip(projected) {
+                parts.push((projected, tower.projected_dim(steps)));
+            }
         }
-        Ok(side_by_side(parts))
+        Ok(parts.into_iter().map(side_by_side).collect())
     }
 
-    /// The tile of a sound with what the first convolution makes of its frames, as the second one
-    /// takes it.
-    fn stem(
+    /// What the first convolution makes of the frames of sounds, as the second one takes it.
+    fn stem<'t>(
         &mut self,
-        tile: &Tile,
+        tiles: &[&'t Tile],
         n_bins: usize,
         cancel: &CancelFlag,
-    ) -> Result<Tile, PictureError> {
+    ) -> Result<Vec<TileRows<'t>>, PictureError> {
         let dim = self.tower.dim;
-        let frames = Tile {
-            patches: overlapping(&tile.patches, n_bins, 1),
-            ..Tile::default()
-        };
+        let frames = tiles.iter().map(|tile| TileRows {
+            values: Cow::Owned(overlapping(&tile.patches, n_bins, 1)),
+            tile: None,
+        });
+        let frames: Vec<TileRows<'_>> = frames.collect();
         let results = self.run(Stage::Stem, &frames, cancel)?;
-        // Before the first row there is an empty one.
-        let mut rows = vec![0.0; dim];
-        rows.extend(results.into_iter().next().unwrap_or_default());
-        Ok(with_patches(tile, overlapping(&rows, dim, 2)))
+        let second = tiles.iter().zip(results).map(|(&tile, results)| {
+            // Before the first row there is an empty one.
+            let mut rows = vec![0.0; dim];
+            rows.extend(results.into_iter().next().unwrap_or_default());
+            TileRows {
+                values: Cow::Owned(overlapping(&rows, dim, 2)),
+                tile: Some(tile),
+            }
+        });
+        Ok(second.collect())
     }
 
-    /// The results of a graph for a tile's values.
+    /// The results of a graph for the values of some tiles: of each tile, those of each output.
     fn run(
         &mut self,
         stage: Stage,
-        tile: &Tile,
+        tiles: &[TileRows<'_>],
         cancel: &CancelFlag,
-    ) -> Result<Vec<Vec<f32>>, PictureError> {
-        let ubatch = ubatch_of(tile, self.tower.stage_width(stage))?;
+    ) -> Result<Vec<Vec<Vec<f32>>>, PictureError> {
+        let width = self.tower.stage_width(stage);
+        let ubatch = ubatch_of(tiles, width)?;
         let n_rows = ubatch.n_tokens() as usize;
         let mut compiled = self.compiled(stage, n_rows)?;
         for window in &mut compiled.windows {
@@ -259,7 +346,34 @@ impl<B: Backend> TowerEncoder<B> {
         ran?;
         self.backend.finish(&mut self.rows)?;
         self.source.check()?;
-        Ok(std::mem::take(&mut self.outputs.values))
+        let mut of_tiles: Vec<Vec<Vec<f32>>> = tiles.iter().map(|_| Vec::new()).collect();
+        let n_rows: Vec<usize> = tiles.iter().map(|tile| tile.n_rows(width)).collect();
+        for output in std::mem::take(&mut self.outputs.values) {
+            for (results, own) in of_tiles.iter_mut().zip(divided(output, &n_rows)) {
+                results.push(own);
+            }
+        }
+        Ok(of_tiles)
+    }
+
+    /// The rows of a picture in a prompt, all of whose tiles are done.
+    fn laid_out(&self, picture: &Picture, tiles: &mut [PartialTile]) -> Vec<f32> {
+        let done = tiles
+            .iter_mut()
+            .map(|tile| std::mem::take(&mut tile.results));
+        let rows = done.flatten().collect::<Vec<_>>().concat();
+        if picture.layout().is_empty() {
+            return rows;
+        }
+        let width = self.tower.output_dim();
+        let row = |row: &PictureRow| match *row {
+            PictureRow::LineEnd => self.line_end.as_slice(),
+            PictureRow::OfTile(number) => {
+                let start = number as usize * width;
+                rows.get(start..start + width).unwrap_or_default()
+            }
+        };
+        picture.layout().iter().flat_map(row).copied().collect()
     }
 
     /// The program of a graph for so many rows, taken out of those that are kept.
@@ -299,38 +413,53 @@ impl<B: Backend> PictureEncoder for TowerEncoder<B> {
     fn encode(&mut self, picture: &Picture, cancel: &CancelFlag) -> Result<Vec<f32>, PictureError> {
         let mut partial = PartialPicture::default();
         loop {
-            if let Some(rows) = self.encode_piece(picture, &mut partial, cancel)? {
+            let partial = &mut partial;
+            self.encode_piece(&mut [PictureWork { picture, partial }], cancel)?;
+            if let Some(rows) = partial.rows.take() {
                 return Ok(rows);
             }
         }
     }
 
+    fn picks(&self, works: &[PictureWork<'_>]) -> Vec<usize> {
+        let mut group = self.group();
+        let mut n_taken = |work: &PictureWork<'_>| {
+            let tiles = work.picture.tiles().iter().enumerate();
+            let takes = |&(number, tile): &(usize, &Tile)| {
+                let partial = work.partial.tiles.get(number);
+                group.takes(tile, partial.map_or(0, |partial| partial.n_steps))
+            };
+            tiles.filter(takes).count()
+        };
+        let counted = works.iter().map(|work| n_taken(work)).enumerate();
+        let picked = counted.filter(|&(number, n_taken)| number == 0 || n_taken > 0);
+        picked.map(|(number, _)| number).collect()
+    }
+
     fn encode_piece(
         &mut self,
-        picture: &Picture,
-        partial: &mut PartialPicture,
+        works: &mut [PictureWork<'_>],
         cancel: &CancelFlag,
-    ) -> Result<Option<Vec<f32>>, PictureError> {
-        if let Some(tile) = picture.tiles().get(partial.n_tiles) {
-            self.piece(tile, partial, cancel)?;
+    ) -> Result<(), PictureError> {
+        let mut group = self.group();
+        let mut tiles = Vec::new();
+        for PictureWork { picture, partial } in &mut *works {
+            let n_tiles = picture.tiles().len();
+            partial.tiles.resize_with(n_tiles, PartialTile::default);
+            let offered = picture.tiles().iter().zip(&mut partial.tiles);
+            let offered = offered.map(|(tile, partial)| TileWork { tile, partial });
+            tiles.extend(offered.filter(|work| group.takes(work.tile, work.partial.n_steps)));
         }
-        if partial.n_tiles < picture.tiles().len() {
-            return Ok(None);
+        if !tiles.is_empty() {
+            self.piece(&mut tiles, cancel)?;
         }
-        let rows = std::mem::take(&mut partial.rows);
-        if picture.layout().is_empty() {
-            return Ok(Some(rows));
-        }
-        let width = self.tower.output_dim();
-        let row = |row: &PictureRow| match *row {
-            PictureRow::LineEnd => self.line_end.as_slice(),
-            PictureRow::OfTile(number) => {
-                let start = number as usize * width;
-                rows.get(start..start + width).unwrap_or_default()
+        let n_steps = self.tower.n_steps();
+        for PictureWork { picture, partial } in works {
+            if partial.tiles.iter().all(|tile| tile.n_steps >= n_steps) {
+                partial.rows = Some(self.laid_out(picture, &mut partial.tiles));
             }
-        };
-        let rows = picture.layout().iter().flat_map(row);
-        Ok(Some(rows.copied().collect()))
+        }
+        Ok(())
     }
 }
 
@@ -341,79 +470,4 @@ impl<B: Backend> fmt::Debug for TowerEncoder<B> {
             .field("backend", &self.backend.info())
             .finish_non_exhaustive()
     }
-}
-
-/// A tile in the places of another, of other values.
-fn with_patches(tile: &Tile, patches: Vec<f32>) -> Tile {
-    Tile {
-        patches,
-        positions: tile.positions.clone(),
-        places: tile.places.clone(),
-        order: Vec::new(),
-    }
-}
-
-/// The values of each three rows that follow each other, from every `step`th row on.
-fn overlapping(rows: &[f32], width: usize, step: usize) -> Vec<f32> {
-    let windows = rows.windows((STEM_FRAMES * width).max(1));
-    windows
-        .step_by((step * width).max(1))
-        .flatten()
-        .copied()
-        .collect()
-}
-
-/// The rows of several lists, each with its width, concatenated.
-fn side_by_side(mut parts: Vec<(Cow<'_, [f32]>, usize)>) -> Vec<f32> {
-    if parts.len() < 2 {
-        let only = parts.pop().map(|(rows, _)| rows.into_owned());
-        return only.unwrap_or_default();
-    }
-    let mut out = Vec::with_capacity(parts.iter().map(|(rows, _)| rows.len()).sum());
-    let mut lists: Vec<_> = parts
-        .iter()
-        .map(|(rows, width)| rows.chunks_exact((*width).max(1)))
-        .collect();
-    while let Some(row) = lists
-        .iter_mut()
-        .map(Iterator::next)
-        .collect::<Option<Vec<_>>>()
-    {
-        row.into_iter().for_each(|part| out.extend_from_slice(part));
-    }
-    out
-}
-
-/// The values of a tile as rows of one ubatch.
-fn ubatch_of(tile: &Tile, width: usize) -> Result<UBatch, PictureError> {
-    let mut batch = Batch::new();
-    let values = tile.patches.chunks_exact(width.max(1));
-    let n_rows = values.len();
-    for (at, row) in (0u32..).zip(values) {
-        let number = at as usize;
-        let pos = tile.positions.get(number).copied().unwrap_or(at);
-        let place = tile.places.get(number).copied();
-        let place = place.unwrap_or(GridPos::of_text(Pos(at)));
-        batch
-            .push_embedding(row)
-            .at_grid(Pos(pos), place)
-            .with_output();
-    }
-    let n_batch = u32::try_from(n_rows).unwrap_or(u32::MAX);
-    let rules = BatchRules {
-        n_batch,
-        n_seqs: 1,
-        n_vocab: 1,
-        n_embd: u32::try_from(width).unwrap_or(u32::MAX),
-    };
-    let checked = validate_with(&batch, &rules, PositionRule::Grid, |_| None);
-    let split = checked.and_then(|valid| SplitPolicy::WholeSequences.split(&valid, n_batch));
-    let unreadable = |reason: String| PictureError::Unreadable {
-        media: MediaKind::Picture,
-        reason,
-    };
-    let mut ubatches = split.map_err(|error| unreadable(error.to_string()))?;
-    ubatches
-        .pop()
-        .ok_or_else(|| unreadable("it has no patches".to_owned()))
 }

@@ -22,6 +22,7 @@ mod size;
 mod slices;
 mod sound;
 mod stage;
+mod tile_rows;
 mod tiles;
 mod tower;
 mod vision;

@@ -30,6 +30,20 @@ pub(crate) enum Stage {
     Projector(usize),
 }
 
+impl Stage {
+    /// Number of the steps of a tile that it does ([`Tower::n_steps`]).
+    pub(crate) fn n_steps(self) -> usize {
+        match self {
+            Self::Stem => 0,
+            Self::Layers { first, end } => (end - first).max(1),
+            Self::MergerAttention | Self::MergerRows | Self::Projector(_) => 1,
+        }
+    }
+}
+
+/// The steps of a merger.
+const MERGER_STEPS: usize = 2;
+
 /// The step between two layers that makes one row of several (MiniCPM-V 4.6): these see each other
 /// in an attention of their own, a block of two matrices takes them side by side, and their mean is
 /// added to what it gives.
@@ -53,27 +67,48 @@ pub(crate) const MERGER_UP: &str = "v.vit_merger.ds_ffn_up.weight";
 const MERGER_DOWN: &str = "v.vit_merger.ds_ffn_down.weight";
 
 impl Tower {
-    /// The graphs of a tile of so many patches but the stem and the projectors, in order: as many
-    /// layers are in one as have `piece_rows` rows together, or one layer.
-    pub(crate) fn stages(&self, n_patches: usize, piece_rows: usize) -> Vec<Stage> {
-        let n_layers = self.windows.len();
-        let mut stages = Vec::new();
-        let (mut first, mut n_rows) = (0, n_patches);
-        loop {
-            let n_most = (piece_rows / n_rows.max(1)).max(1);
-            let merger = self.merger.filter(|merger| merger.n_before > first);
-            let bound = merger.map_or(n_layers, |merger| merger.n_before);
-            let end = first.saturating_add(n_most).min(bound);
-            stages.push(Stage::Layers { first, end });
-            if let Some(merger) = merger.filter(|merger| merger.n_before == end) {
-                stages.extend([Stage::MergerAttention, Stage::MergerRows]);
-                n_rows /= merger.n_joined.max(1);
-            }
-            first = end;
-            if first >= n_layers {
-                return stages;
-            }
+    /// Number of the steps of a tile: each layer, the two of a merger, and the projectors.
+    pub(crate) fn n_steps(&self) -> usize {
+        let merging = self.merger.map_or(0, |_| MERGER_STEPS);
+        self.windows.len().max(1) + merging + 1
+    }
+
+    /// Rows of a tile of so many patches that its next step takes.
+    pub(crate) fn n_rows(&self, n_patches: usize, n_steps: usize) -> usize {
+        match self.merger {
+            Some(merger) if n_steps > merger.n_before => n_patches / merger.n_joined.max(1),
+            _ => n_patches,
         }
+    }
+
+    /// The next graph of a tile of which so many steps are done, of at most `n_most` layers. `None`
+    /// where projectors are next.
+    pub(crate) fn next_stage(&self, n_steps: usize, n_most: usize) -> Option<Stage> {
+        let n_layers = self.windows.len();
+        let (first, bound) = match self.merger {
+            Some(merger) => match n_steps.checked_sub(merger.n_before) {
+                None => (n_steps, merger.n_before),
+                Some(0) => return Some(Stage::MergerAttention),
+                Some(1) => return Some(Stage::MergerRows),
+                Some(behind) => (merger.n_before + behind - MERGER_STEPS, n_layers),
+            },
+            None => (n_steps, n_layers),
+        };
+        // Without layers, the graph of the first ones takes patches alone.
+        (first < bound.max(1)).then(|| Stage::Layers {
+            first,
+            end: first.saturating_add(n_most.max(1)).min(bound),
+        })
+    }
+
+    /// The graphs of a tile but the stem and the projectors, in order and as few as there can be.
+    pub(crate) fn stages(&self) -> impl Iterator<Item = Stage> {
+        let mut n_steps = 0;
+        std::iter::from_fn(move || {
+            let stage = self.next_stage(n_steps, usize::MAX)?;
+            n_steps += stage.n_steps();
+            Some(stage)
+        })
     }
 
     /// The graph of a stage for so many rows.

@@ -7,7 +7,7 @@ use std::path::Path;
 use kv_backend::{Backend, CancelFlag};
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
-use model_core::picture::{PartialPicture, PictureEncoder};
+use model_core::picture::PictureEncoder;
 use model_tests::vision::{MODELS, SIZES, exact_size, expand, picture, recipe};
 use model_tests::{candle, cpu, distance};
 use model_vision::Vision;
@@ -22,7 +22,7 @@ const RESIZED_TOLERANCE: f32 = 0.04;
 /// Largest difference of a value of a patch: one step of 8 bits, in the unit of its deviation.
 const PIXEL_TOLERANCE: f32 = 1.5 / 255.0 / 0.26;
 
-fn open(name: &str, mark: &str) -> Vision {
+pub(crate) fn open(name: &str, mark: &str) -> Vision {
     open_with(name, mark, None)
 }
 
@@ -103,35 +103,6 @@ fn mmproj_files_are_the_directories() {
         n_compared += 1;
     }
     assert!(n_compared > 0, "no file for any model");
-}
-
-/// Layer by layer and in one piece, next to another picture and alone, rows have the same bits.
-#[test]
-fn rows_do_not_depend_on_pieces() {
-    let cancel = CancelFlag::default();
-    for (name, mark) in MODELS {
-        let vision = open(name, mark);
-        let [one, other] = SIZES.map(|size| vision.reader().read(&picture(size)).unwrap().picture);
-        let mut whole = vision.encoder(cpu()).unwrap().with_piece_rows(usize::MAX);
-        let wanted = [&one, &other].map(|picture| whole.encode(picture, &cancel).unwrap());
-        let mut layers = vision.encoder(cpu()).unwrap().with_piece_rows(1);
-        let mut partial = [PartialPicture::default(), PartialPicture::default()];
-        let mut rows = [None, None];
-        let mut n_pieces = 0;
-        while rows.iter().any(Option::is_none) {
-            for (number, picture) in [&one, &other].into_iter().enumerate() {
-                if rows[number].is_none() {
-                    let partial = &mut partial[number];
-                    rows[number] = layers.encode_piece(picture, partial, &cancel).unwrap();
-                    n_pieces += 1;
-                }
-            }
-        }
-        let n_tiles = one.tiles().len() + other.tiles().len();
-        // Two layers at least, and the projector.
-        assert!(n_pieces >= 3 * n_tiles, "{name}: {n_pieces} of {n_tiles}");
-        assert!(rows == wanted.map(Some), "{name}");
-    }
 }
 
 #[test]

@@ -13,7 +13,8 @@ use kv_core::memory::Memory;
 use super::Session;
 use super::config::micros;
 use crate::error::EngineError;
-use crate::pictures::StepPictures;
+use crate::picture_rows::StepPictures;
+use crate::pictures::FinishedPicture;
 
 impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// The rows of pictures that a step needs. Where some of them are not computed, the step is put
@@ -35,8 +36,10 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                 Ok(runs) => {
                     pictures.insert(feed.seq, runs);
                 }
-                Err(picture) => {
-                    tower.want(picture, live.viewers, feed.texts.iter().copied());
+                Err(missing) => {
+                    for picture in missing {
+                        tower.want(picture, live.viewers, feed.texts.iter().copied());
+                    }
                     held.push(feed.request);
                 }
             }
@@ -70,8 +73,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         n_pieces > 0
     }
 
-    /// Computes the next piece of a picture, until its texts are cancelled. False where there is
-    /// none.
+    /// Computes the next piece of pictures, until all their texts are cancelled. False where there
+    /// is none.
     fn see_piece(&mut self) -> bool {
         let texts = &self.texts;
         let waits = |text: RequestId| texts.contains_key(&text);
@@ -87,12 +90,20 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             return false;
         };
         match tower.advance(&cancel) {
-            Ok(None) => {}
-            Ok(Some(seen)) => {
-                for text in waiting {
-                    if let Some(live) = self.texts.get_mut(&text) {
-                        live.seen.push(seen.clone());
+            Ok(finished) => {
+                let mut ready = Vec::new();
+                for FinishedPicture { seen, texts } in finished {
+                    for text in texts {
+                        if let Some(live) = self.texts.get_mut(&text) {
+                            live.seen.push(seen.clone());
+                        }
+                        ready.push(text);
                     }
+                }
+                ready.sort_unstable();
+                ready.dedup();
+                ready.retain(|&text| !tower.is_awaited_by(text));
+                for text in ready {
                     self.handle(Event::Ready(text));
                 }
             }
@@ -101,7 +112,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         true
     }
 
-    /// Gives up the texts that wait for a picture which was not computed.
+    /// Gives up the texts that wait for pictures which were not computed.
     fn fail_picture(&mut self, texts: Vec<RequestId>, error: EngineError) {
         self.note_lost_device(&error);
         if matches!(error, EngineError::Cancelled) {

@@ -566,7 +566,7 @@ impl Source<'_> {
 fn check_tensors(tower: &Tower, weights: &dyn WeightSource) -> Result<(), ModelError> {
     let projectors = (0..tower.projectors().count()).map(Stage::Projector);
     let stem = tower.n_bins.map(|_| Stage::Stem);
-    let stages = stem.into_iter().chain(tower.stages(1, usize::MAX));
+    let stages = stem.into_iter().chain(tower.stages());
     let graphs = stages.chain(projectors);
     let graphs = graphs.map(|stage| tower.stage_graph(stage, 1));
     let graphs: Vec<Graph> = graphs.collect::<Result<_, _>>()?;
