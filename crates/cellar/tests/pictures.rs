@@ -138,7 +138,7 @@ fn with_encoder(name: &str, mark: &str, encoder: Box<dyn PictureEncoder>) -> Mod
     let file = ModelFile::open(folder.path(), &architectures()).unwrap();
     let config = EngineConfig {
         kv_types: KvTypes::from(KvType::F32),
-        n_ctx: Some(256),
+        n_ctx: Some(512),
         n_seqs: 4,
         ..EngineConfig::default()
     };
