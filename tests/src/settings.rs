@@ -81,6 +81,15 @@ struct ModelResult {
     graph: String,
 }
 
+/// The shape of the graphs that are compared.
+const SHAPE: GraphShape = GraphShape {
+    n_tokens: 3,
+    n_outputs: 1,
+};
+
+/// The objects that hold the settings of a model of text, or of a head's layer.
+const SECTIONS: [&str; 2] = ["text_config.", "transformer_layer_config."];
+
 /// The stand-in for an object.
 const NOT_AN_OBJECT: &str = "no object";
 
@@ -195,21 +204,19 @@ impl SettingsCheck<'_> {
         let joined = file.join(&**of.model.model(), model, self.registry);
         let joined = joined.map_err(|error| format!("{}: {error}", file.label()))?;
         let model = joined.model.draft_head().ok_or("no head")?;
+        // What it reads is in the graph of the model that it is joined to.
+        let read = joined.model.graph(SHAPE).map_err(|e| e.to_string())?;
         Ok(Opened {
             architecture: architecture.to_owned(),
-            head: format!("{:?}", model.head_reading()),
+            head: format!("{:?} {}", model.head_reading(), read.text()),
             model,
             weights: Arc::new(weights),
         })
     }
 
     fn computed(directory: &Opened) -> ModelResult {
-        let shape = GraphShape {
-            n_tokens: 3,
-            n_outputs: 1,
-        };
         let model = &directory.model;
-        let text = |model: &dyn Model| model.graph(shape).map(|graph| graph.text().to_string());
+        let text = |model: &dyn Model| model.graph(SHAPE).map(|graph| graph.text().to_string());
         // Some settings count in long contexts alone: longer than the 16, 256 or 512 tokens of
         // recipes.
         let longer = [17, 257, 513, usize::MAX].map(|n| model.for_context(n));
@@ -236,7 +243,9 @@ impl SettingsCheck<'_> {
     }
 
     fn has_no_part(&self, recipe: &Recipe, path: &str) -> bool {
-        let path = path.strip_prefix("text_config.").unwrap_or(path);
+        let mut sections = SECTIONS.iter();
+        let inner = sections.find_map(|section| path.strip_prefix(section));
+        let path = inner.unwrap_or(path);
         let here = (&*recipe.name(), path);
         let first = path.split('.').next().unwrap_or(path);
         let everywhere = [self.without_effect, self.tensors_say].concat();

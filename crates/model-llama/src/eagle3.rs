@@ -26,6 +26,8 @@ pub(crate) const TARGET_WIDTH: &str = "target_hidden_size";
 pub(crate) const NORM_BEFORE_RESIDUAL: &str = "norm_before_residual";
 /// Key of heads that norm the rows of layers before they are fused.
 pub(crate) const NORM_BEFORE_FC: &str = "norm_before_fc";
+/// Key of our own: the number of tokens that it knows.
+pub(crate) const DRAFT_VOCAB: &str = "draft_vocab_size";
 /// Key of our own: true where the table of tokens says how far each is behind its number.
 pub(crate) const TOKENS_BY_DISTANCE: &str = "d2t_by_distance";
 /// Tensor of the model's tokens, by those of the head.
@@ -55,13 +57,21 @@ impl HeadArchitecture for Eagle3 {
         }
         check_vocabulary(&hyper, metadata, of)?;
         let layer = layer(&hyper, dim, weights)?;
-        let own = |name: &str| {
-            let found = optional_weight(weights, name)?;
-            Ok::<_, ModelError>(found.map(|_| format!("{OWN_HEAD}{name}")))
-        };
-        let output = own(OUTPUT)?;
         let tokens = tokens(&hyper, weights, of.vocab)?;
         let vocab = tokens.as_ref().map_or(of.vocab, |tokens| tokens.len());
+        // Without a matrix of its own it takes the model's, which has rows of as many values and as
+        // many tokens as the model.
+        let matrix =
+            |name: &str, n_tokens: usize, of_model: &str| match optional_weight(weights, name)? {
+                Some(_) => Ok(format!("{OWN_HEAD}{name}")),
+                None if dim == of.dim && n_tokens == of.vocab => Ok(of_model.to_owned()),
+                None => Err(ModelError::MissingTensor {
+                    name: name.to_owned(),
+                    shape: vec![n_tokens, dim],
+                }),
+            };
+        let embedding = matrix(TOKEN_EMBEDDING, of.vocab, TOKEN_EMBEDDING)?;
+        let output_weight = matrix(OUTPUT, vocab, &of.output_weight)?;
         let fused = FusedHead {
             layers: target_layers(&hyper, of)?,
             dim,
@@ -79,9 +89,9 @@ impl HeadArchitecture for Eagle3 {
         };
         Ok(DraftHead {
             layers: vec![layer],
-            embedding: own(TOKEN_EMBEDDING)?.unwrap_or_else(|| TOKEN_EMBEDDING.to_owned()),
+            embedding,
             last_norm: format!("{OWN_HEAD}output_norm"),
-            output_weight: output.unwrap_or_else(|| of.output_weight.clone()),
+            output_weight,
             input: DraftInput::Fused(fused),
         })
     }
@@ -162,9 +172,20 @@ fn tokens(
     n_vocab: usize,
 ) -> Result<Option<Arc<[TokenId]>>, ModelError> {
     let by_distance = hyper.optional::<bool>(TOKENS_BY_DISTANCE)? == Some(true);
+    let n_known = hyper.optional::<u32>(DRAFT_VOCAB)?.map(|n| n as usize);
     let Some(stored) = weights.integers(TOKENS).map_err(ModelError::Weight)? else {
-        return Ok(None);
+        return match n_known.filter(|&n| n != n_vocab) {
+            None => Ok(None),
+            Some(n) => Err(ModelError::MissingTensor {
+                name: TOKENS.to_owned(),
+                shape: vec![n],
+            }),
+        };
     };
+    if let Some(n) = n_known.filter(|&n| n != stored.len()) {
+        let reason = format!("{n} tokens, but '{TOKENS}' names {}", stored.len());
+        return Err(hyper.wrong(DRAFT_VOCAB, reason));
+    }
     let wrong = |reason: String| ModelError::Setting {
         key: TOKENS.to_owned(),
         reason,

@@ -6,6 +6,7 @@ use crate::common::{CASES, IMAGE_CASES};
 use model_tests::defaults::Defaults;
 use model_tests::settings::{HeadsOf, SettingsCheck, StatedDefault};
 use model_tests::{Case, Recipe, Source, fixture};
+use serde_json::json;
 
 /// Settings of training, libraries, tokenizers and heads other than that of tokens.
 const WITHOUT_EFFECT: &[&str] = &[
@@ -246,6 +247,10 @@ const WITHOUT_EFFECT_IN_HEADS: &[(&str, &str)] = &[
     ("gemma4_assistant_ordered", "max_position_embeddings"),
     ("gemma4_assistant", "centroid_intermediate_top_k"), // without use_ordered_embeddings
     ("gemma4_assistant", "num_centroids"),
+    ("eagle3", "max_position_embeddings"),
+    ("eagle3_normed", "max_position_embeddings"),
+    ("eagle3", "eagle_config.parallel_draft_heads_num_layers"), // of one token after the other
+    ("eagle3_normed", "speculators_model_type"),                // the class says it
 ];
 
 /// The defaults of published classes, which transformers does not have.
@@ -295,9 +300,9 @@ fn a_setting_is_understood_refused_or_without_effect() {
     check.check(cases.chain(Recipe::all_in(&fixture("diffusion"))));
 }
 
-#[test]
-fn a_setting_of_a_head_is_understood_refused_or_without_effect() {
-    let case = Case::named(CASES, "gemma4_e");
+/// The settings of heads that draft for a model.
+fn check_heads(model: &str, heads: impl IntoIterator<Item = Recipe>, stated: &[StatedDefault]) {
+    let case = Case::named(CASES, model);
     let registry = case.registry();
     let model = case.generated().directory(&registry).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -307,13 +312,123 @@ fn a_setting_of_a_head_is_understood_refused_or_without_effect() {
         without_effect: WITHOUT_EFFECT,
         tensors_say: TENSORS_SAY,
         without_effect_in: WITHOUT_EFFECT_IN_HEADS,
-        stated: &[],
+        stated,
         choices: CHOICES,
         heads_of: Some(HeadsOf {
             model: &model,
             folder: folder.path(),
         }),
     };
+    check.check(heads);
+}
+
+fn head(name: &str) -> Recipe {
+    Recipe::open(&fixture("heads").join(name))
+}
+
+#[test]
+fn a_setting_of_an_assistant_is_understood_refused_or_without_effect() {
     let heads = ["gemma4_assistant", "gemma4_assistant_ordered"];
-    check.check(heads.map(|head| Recipe::open(&fixture("heads").join(head))));
+    check_heads("gemma4_e", heads.map(head), &[]);
+}
+
+const PLAIN_ROPE: &str = r#"{"rope_theta": 10000.0, "rope_type": "default"}"#;
+const PLAIN: &str = r#""default""#;
+const ORIGINAL: &str = "rope_parameters.original_max_position_embeddings";
+const ORIGINAL_OF_LAYER: &str =
+    "transformer_layer_config.rope_parameters.original_max_position_embeddings";
+
+/// What published code takes, where a file does not say.
+const STATED_OF_EAGLE: &[StatedDefault] = &[
+    // Before layers 2, n / 2 and n - 3 of 3.
+    stated("eagle3", "eagle_aux_hidden_state_layer_ids", "[2, 1, 0]"),
+    // A list of none says as little as none: these layers cannot be named behind others.
+    stated("eagle3", "eagle_config", "{}"),
+    stated(
+        "eagle3",
+        "eagle_config.eagle_aux_hidden_state_layer_ids",
+        "[]",
+    ),
+    stated("eagle3_normed", "norm_before_fc", "false"),
+    stated("eagle3_normed", "norm_before_residual", "false"),
+    stated("eagle3_normed", "rope_parameters", PLAIN_ROPE),
+    stated("eagle3_normed", "rope_parameters.rope_type", PLAIN),
+    stated("eagle3_normed", ORIGINAL, "512"), // that of the config
+    stated(
+        "eagle3_normed",
+        "transformer_layer_config.rope_parameters",
+        PLAIN_ROPE,
+    ),
+    stated(
+        "eagle3_normed",
+        "transformer_layer_config.rope_parameters.rope_type",
+        PLAIN,
+    ),
+    stated("eagle3_normed", ORIGINAL_OF_LAYER, "512"),
+];
+
+/// The same head with the object of settings that NVIDIA's files have.
+fn with_eagle_config(recipe: Recipe) -> Recipe {
+    recipe.with_config(|config| {
+        let layers = config.remove("eagle_aux_hidden_state_layer_ids").unwrap();
+        let behind = layers.as_array().unwrap().iter();
+        let behind: Vec<u64> = behind.map(|layer| layer.as_u64().unwrap() - 1).collect();
+        let normed = config.remove("norm_before_fc").unwrap();
+        let own = json!({
+            "eagle_aux_hidden_state_layer_ids": behind,
+            "eagle_decoder_type": "llama",
+            "next_layer_regular": true,
+            "norm_before_fc": normed,
+            "parallel_draft_heads_num_layers": 1,
+            "parallel_draft_step": 1,
+            "use_aux_hidden_state": true,
+            "use_input_layernorm_in_first_layer": true,
+            "use_last_layernorm": true,
+            "use_mtp_layernorm": false,
+        });
+        config.insert("eagle_config".to_owned(), own);
+    })
+}
+
+/// The same head as the library Speculators saves it: with its layer's settings in an object.
+fn as_speculator(recipe: Recipe) -> Recipe {
+    recipe.with_config(|config| {
+        let mut outer = json!({
+            "architectures": ["Eagle3DraftModel"],
+            "fc_norm": false,
+            "norm_output": false,
+            "speculators_model_type": "eagle3",
+        });
+        let object = outer.as_object_mut().unwrap();
+        for key in [
+            "draft_vocab_size",
+            "norm_before_fc",
+            "norm_before_residual",
+            "target_hidden_size",
+            "tie_word_embeddings",
+        ] {
+            object.insert(key.to_owned(), config.remove(key).unwrap());
+        }
+        config.remove("architectures");
+        for (key, value) in [
+            ("layer_types", json!(["full_attention"])),
+            ("use_sliding_window", json!(false)),
+        ] {
+            config.insert(key.to_owned(), value);
+        }
+        let layer = std::mem::take(config);
+        config.extend(std::mem::take(object));
+        config.insert("transformer_layer_config".to_owned(), layer.into());
+    })
+}
+
+#[test]
+fn a_setting_of_a_head_of_eagle_is_understood_refused_or_without_effect() {
+    let heads = [
+        head("eagle3"),
+        head("eagle3_normed"),
+        with_eagle_config(head("eagle3")),
+        as_speculator(head("eagle3_normed")),
+    ];
+    check_heads("llama_gqa_untied", heads, STATED_OF_EAGLE);
 }

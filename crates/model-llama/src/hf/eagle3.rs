@@ -2,13 +2,15 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    ClassWhen, DECODER_KEYS, GATED, Heads, HfClass, HfConfig, HfHead, Key, Keys, ModelFileError,
-    RMS_EPS, ROPE_KEYS, SILU, TensorRule, TensorStep, in_stack, same, with,
+    ClassWhen, DECODER_KEYS, FixedValue, GATED, Heads, HfClass, HfConfig, HfHead, Key, Keys,
+    ModelFileError, RMS_EPS, ROPE_KEYS, SILU, TensorRule, TensorStep, full_attention, in_stack,
+    only, same, with,
 };
 
 use super::LLAMA;
 use crate::eagle3::{
-    NORM_BEFORE_FC, NORM_BEFORE_RESIDUAL, TARGET_LAYERS, TARGET_WIDTH, TOKENS_BY_DISTANCE,
+    DRAFT_VOCAB, NORM_BEFORE_FC, NORM_BEFORE_RESIDUAL, TARGET_LAYERS, TARGET_WIDTH,
+    TOKENS_BY_DISTANCE,
 };
 
 /// All classes.
@@ -43,6 +45,7 @@ const EAGLE3: HfClass = HfClass {
         DECODER_KEYS,
         RMS_EPS,
         ROPE_KEYS,
+        VARIANTS,
         &[SILU, Key::With(head_keys)],
     ],
     tensors: &[
@@ -109,31 +112,67 @@ const NORMS_0: &[TensorRule] = &in_stack("blk.0.", "layers.0.", LAYER_NORMS);
 const ATTENTION_0: &[TensorRule] = &in_stack("blk.0.", "layers.0.self_attn.", LAYER_ATTENTION);
 const FEED_FORWARD_0: &[TensorRule] = &in_stack("blk.0.", "layers.0.mlp.", GATED);
 
-/// The rows of the model that it reads.
-fn head_keys(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let key = "eagle_aux_hidden_state_layer_ids";
-    let named = config.optional_numbers(key)?.unwrap_or_default();
-    let nested = config.value("eagle_config").and_then(|own| own.get(key));
-    let nested = nested.and_then(|list| list.as_array());
-    let nested = nested.filter(|list| !list.is_empty() && named.is_empty());
-    let layers: Option<Vec<u32>> = match nested {
-        // Those whose output is read: one less than those before which it is.
-        Some(list) => {
-            let behind = list.iter().map(|layer| layer.as_u64()?.checked_add(1));
-            behind.map(|layer| u32::try_from(layer?).ok()).collect()
-        }
-        None => named.iter().map(|&layer| whole(layer)).collect(),
-    };
-    match layers {
-        Some(layers) if layers.is_empty() => {}
-        Some(layers) if layers.len() == 3 => keys.set(TARGET_LAYERS, Array::U32(layers)),
-        _ => return Err(config.wrong(key, "a list of three layers")),
+/// Settings of heads that compute something else: EAGLE-1 and MTP, several tokens at once, norms of
+/// each layer's rows or of the rows that go on, windows.
+const VARIANTS: &[Key] = &[
+    Key::With(|config, _| config.check_object(OWN)),
+    only(
+        "eagle_config.eagle_decoder_type",
+        FixedValue::Text(&["llama"]),
+    ),
+    only("eagle_config.use_aux_hidden_state", FixedValue::Flag(true)),
+    only(
+        "eagle_config.use_input_layernorm_in_first_layer",
+        FixedValue::Flag(true),
+    ),
+    only("eagle_config.use_last_layernorm", FixedValue::Flag(true)),
+    only("eagle_config.use_mtp_layernorm", FixedValue::Flag(false)),
+    only("eagle_config.next_layer_regular", FixedValue::Flag(true)),
+    only("fc_norm", FixedValue::Flag(false)),
+    only("norm_output", FixedValue::Flag(false)),
+    Key::With(one_at_once),
+    Key::With(full_attention),
+];
+
+/// The object that some files have settings of heads in.
+const OWN: &str = "eagle_config";
+
+/// The layers whose rows are read: before those of these numbers, and behind those.
+const BEFORE_LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
+const BEHIND_LAYERS: &str = "eagle_config.eagle_aux_hidden_state_layer_ids";
+
+/// One token is drafted after the other.
+fn one_at_once(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
+    let key = "eagle_config.parallel_draft_step";
+    match config.optional_count(key)? {
+        None | Some(1) => Ok(()),
+        Some(_) => Err(config.wrong(key, "1: one token after the other")),
     }
-    if let Some(width) = config.optional_count("target_hidden_size")? {
-        keys.set(TARGET_WIDTH, u32::try_from(width).unwrap_or(u32::MAX));
+}
+
+/// The rows of the model that it reads, and the tokens that it knows.
+fn head_keys(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    for (key, n_behind) in [(BEFORE_LAYERS, 0), (BEHIND_LAYERS, 1)] {
+        let named = config.optional_numbers(key)?.unwrap_or_default();
+        let before = |&layer: &f64| whole(layer)?.checked_add(n_behind);
+        let layers: Option<Vec<u32>> = named.iter().map(before).collect();
+        match layers {
+            Some(layers) if layers.is_empty() => {}
+            Some(layers) if layers.len() == 3 => {
+                keys.set(TARGET_LAYERS, Array::U32(layers));
+                break;
+            }
+            _ => return Err(config.wrong(key, "a list of three layers")),
+        }
+    }
+    for key in [TARGET_WIDTH, DRAFT_VOCAB] {
+        if let Some(count) = config.optional_count(key)? {
+            keys.set(key, u32::try_from(count).unwrap_or(u32::MAX));
+        }
     }
     for flag in [NORM_BEFORE_RESIDUAL, NORM_BEFORE_FC] {
-        if let Some(value) = config.optional_flag(flag)? {
+        let own = config.optional_flag(&format!("{OWN}.{flag}"))?;
+        if let Some(value) = config.optional_flag(flag)?.or(own) {
             keys.set(flag, value);
         }
     }
