@@ -49,6 +49,11 @@ impl Capacities {
         })
     }
 
+    /// True if programs serve more shapes than their own.
+    pub(crate) fn serve_many(&self) -> bool {
+        !self.0.is_empty()
+    }
+
     /// The shape to compile for a ubatch.
     pub(crate) fn shape_for(&self, ubatch: GraphShape) -> GraphShape {
         let GraphShape {

@@ -185,7 +185,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let batch = batch.collect();
         // What was packed of a file that changes meanwhile is of no use.
         source.check()?;
-        let runner = Runner {
+        let mut runner = Runner {
             backend,
             loaded: Arc::clone(&model),
             model,
@@ -212,6 +212,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
                 .zip(head_graph.as_ref())
                 .map(|(head, graph)| Head::new(head, graph)),
         };
+        runner.compile_for_drafts()?;
         Ok(Self {
             runner,
             memory,

@@ -153,10 +153,18 @@ impl HeadDrafter {
         }
         self.length.assume(offer.rate);
         let n = self.length.next(offer.head);
-        self.speculated.off = (n == 0).then(|| SpeculationOff::DoesNotPay {
-            percent: self.length.percent(),
-            needed: offer.head.needed_percent(self.length.n_max()),
-        });
+        let percent = self.length.percent();
+        self.speculated.off = match self.speculated.off {
+            _ if n > 0 => None,
+            // Finding out what is needed takes too long for each step.
+            Some(off @ SpeculationOff::DoesNotPay { percent: said, .. }) if said == percent => {
+                Some(off)
+            }
+            _ => Some(SpeculationOff::DoesNotPay {
+                percent,
+                needed: offer.head.needed_percent(self.length.n_max()),
+            }),
+        };
         self.drafted = LastDraft {
             source: DraftedBy::Head,
             reason: DraftOffer::reason_for(n),

@@ -22,6 +22,7 @@ use model_core::architecture::{HeadReading, HeadRows, Model, ModelError};
 use self::pending::{MAX_PENDING, PendingRows};
 use self::stores::stores_alone;
 use self::tails::Tails;
+use crate::config::AttentionMode;
 use crate::decode::Engine;
 use crate::error::EngineError;
 use crate::runner::{FailedStep, ProgramKey, RowsOut, Runner};
@@ -120,6 +121,12 @@ impl Head {
     }
 }
 
+/// The graph of a head that stores and does nothing else.
+fn stores_of(head: &dyn Model, shape: GraphShape) -> Result<Graph, EngineError> {
+    let stores = stores_alone(&head.graph(shape)?);
+    Ok(stores.map_err(ModelError::Graph)?)
+}
+
 impl<B: Backend> Runner<B> {
     /// Has the head store its keys and values of the tokens of a ubatch that was just computed, now
     /// or later, and keeps their final rows.
@@ -175,6 +182,41 @@ impl<B: Backend> Runner<B> {
         self.store_pending(cancel)
     }
 
+    /// Compiles what drafts take besides the programs of one token, where a program serves many
+    /// shapes: no text waits for that then, and no measured time has it.
+    pub(crate) fn compile_for_drafts(&mut self) -> Result<(), EngineError> {
+        let Some(head) = &self.head else {
+            return Ok(());
+        };
+        if !self.capacities.serve_many() || self.settings.attention == AttentionMode::Plain {
+            return Ok(());
+        }
+        let n = 2.min(self.settings.max_ubatch());
+        let shape = |n_outputs| {
+            self.capacities.shape_for(GraphShape {
+                n_tokens: n,
+                n_outputs,
+            })
+        };
+        let bare = self.model.with_active_adapters(0);
+        let model = bare.as_ref().unwrap_or(&self.model);
+        // A head with states stores by its whole graph; one without rows of its own never.
+        let (all, none) = (shape(n), shape(0));
+        let reading = head.model.head_reading();
+        let stores = head.store_time != StoreTime::WithStates && reading.rows == HeadRows::Own;
+        let stores = stores.then(|| stores_of(&*head.model, none)).transpose()?;
+        let stores = stores.map(|graph| (none, RowsOut::Stored, graph));
+        let verifies = [(all, RowsOut::Whole, model.graph(all)?)];
+        for (shape, rows, graph) in verifies.into_iter().chain(stores) {
+            let key = ProgramKey::of(shape, rows, 0);
+            let (backend, layout) = (&self.backend, &self.settings.layout);
+            self.programs.get_or_compile(key, || {
+                Ok::<_, EngineError>(backend.compile(&graph, &self.weights, layout)?)
+            })?;
+        }
+        Ok(())
+    }
+
     /// Has the head store the keys and values that it has not yet.
     pub(crate) fn store_pending(&mut self, cancel: Option<&CancelFlag>) -> Result<(), FailedStep> {
         let Some(head) = self.head.as_mut().filter(|head| head.pending.len() > 0) else {
@@ -186,11 +228,10 @@ impl<B: Backend> Runner<B> {
         };
         let capacity = self.capacities.shape_for(shape);
         let key = ProgramKey::of(capacity, RowsOut::Stored, 0);
-        let (backend, weights, model) = (&self.backend, &self.weights, &head.model);
+        let (backend, weights, model) = (&self.backend, &self.weights, &*head.model);
         let layout = &self.settings.layout;
         let program = self.programs.get_or_compile(key, || {
-            let stores = stores_alone(&model.graph(capacity)?);
-            let stores = stores.map_err(ModelError::Graph)?;
+            let stores = stores_of(model, capacity)?;
             Ok::<_, EngineError>(backend.compile(&stores, weights, layout)?)
         });
         let program = program.map_err(|error| FailedStep {

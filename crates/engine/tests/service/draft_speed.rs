@@ -141,6 +141,8 @@ fn drafts_leave_texts_as_they_are_and_their_speed_is_told() {
             let auto = Speculation::Auto { n_max: 16 };
             ratios([&plain, &headed], load, auto, n_rounds);
             if n_rounds > 1 {
+                // What the head takes where nothing is drafted.
+                ratios([&plain, &headed], load, Speculation::Off, n_rounds);
                 ratios([&other, &other], load, auto, n_rounds);
                 ratios([&other, &other], load, Speculation::LOOKUP, n_rounds);
             }
