@@ -1,6 +1,8 @@
 //! Requests that share a service while a GPU (the simulator) computes a mixture and the CPU its
 //! experts, are preempted and cancelled: each text is what it is alone, and what they took is free.
 
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
 use std::num::NonZeroU32;
 
 use cellar_engine::sampler::SamplerConfig;
