@@ -109,10 +109,13 @@ pub(in crate::hf) fn join(files: &mut TensorFiles, storage: Storage) -> Result<(
 /// Checks that no matrix is packed where the config does not say how.
 fn check_unpacked(files: &TensorFiles) -> Result<(), ModelFileError> {
     let ends = [GPTQ_PARTS[0], COMPRESSED_PARTS[0]];
-    let is_packed = |name: &&String| ends.iter().any(|end| name.ends_with(&format!(".{end}")));
-    match files.tensors.keys().find(is_packed) {
+    let is_packed = |(name, stored): &(&String, &TensorLocation)| {
+        let is_bytes = name.ends_with(".weight") && stored_as(stored) == "U8";
+        is_bytes || ends.iter().any(|end| name.ends_with(&format!(".{end}")))
+    };
+    match files.tensors.iter().find(is_packed) {
         None => Ok(()),
-        Some(name) => Err(ModelFileError::Tensor {
+        Some((name, _)) => Err(ModelFileError::Tensor {
             name: name.clone(),
             reason: "it is packed, but 'config.json' has no 'quantization_config' that says how; \
                      take it from the tool that quantized the model"
