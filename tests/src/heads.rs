@@ -330,10 +330,21 @@ pub fn wrong_own_heads_are_named(case: &Case, folder: &Path) {
         }
     };
     let without = |name: &'static str| move |recipe: Recipe| recipe.without(name);
-    for tensor in ["fc.weight", "midlayer.mlp.up_proj.weight", "norm.weight"] {
+    for tensor in [
+        "fc.weight",
+        "midlayer.mlp.up_proj.weight",
+        "norm.weight",
+        "lm_head.weight",
+        "d2t",
+    ] {
         let message = refused(tensor, &without(tensor));
         assert!(message.contains("is missing"), "{message}");
     }
+    let message = refused("known", &set("draft_vocab_size", 161));
+    assert!(
+        message.contains("161 tokens, but 'd2t' names 160"),
+        "{message}"
+    );
     let message = refused("width", &set("target_hidden_size", 96));
     assert!(
         message.contains("96, but rows of the model have 64"),

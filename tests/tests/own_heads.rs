@@ -4,15 +4,17 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kv_block::BlockFormat;
 use kv_core::TokenId;
+use kv_graph::GraphShape;
 use kv_graph::weights::{Weight, WeightSource};
 use model_core::architecture::Registry;
-use model_core::gguf::GgufWriter;
+use model_core::directory::HfDirectory;
+use model_core::gguf::{Array, GgufWriter, Metadata, Value};
 use model_core::head_file::{HeadFile, HeadWeights, JoinedModel};
-use model_core::hf::HfTranslation;
+use model_core::hf::{HfTranslation, HfWeights};
 use model_tests::{Case, Recipe, fixture, heads};
 
 const MODEL: Case = Case::recipe("llama_gqa_untied", model_llama::register);
@@ -124,17 +126,25 @@ fn wrong_heads_of_eagle_are_named() {
     heads::wrong_own_heads_are_named(&MODEL, folder.path());
 }
 
-/// The head of a directory as llama.cpp's converter writes it: its table holds tokens, not their
-/// distances.
-fn as_gguf(folder: &Path, registry: &Registry) -> Vec<u8> {
+/// Metadata and tensors of a head's directory, as llama.cpp's converter has them: its table holds
+/// tokens, not their distances.
+fn translated(folder: &Path, registry: &Registry) -> (Metadata, HfWeights) {
     let translation = HfTranslation::open(folder, registry.hf_classes()).unwrap();
     let (mut metadata, weights) = translation.into_parts();
     metadata.insert("eagle3.d2t_by_distance", false);
+    (metadata, weights)
+}
+
+/// A file of a head, without a tensor where that is named.
+fn as_gguf(metadata: Metadata, weights: &HfWeights, without: Option<&str>) -> Vec<u8> {
     let mut file = GgufWriter::with_metadata(metadata);
-    for name in weights.names().iter().filter(|name| *name != "d2t") {
+    let is_kept = |name: &str| Some(name) != without;
+    let names = weights.names();
+    for name in names.iter().filter(|name| *name != "d2t" && is_kept(name)) {
         file.add(weights.require(name).unwrap()).unwrap();
     }
-    let Some(distances) = weights.integers("d2t").unwrap() else {
+    let distances = weights.integers("d2t").unwrap();
+    let Some(distances) = distances.filter(|_| is_kept("d2t")) else {
         return file.to_bytes().unwrap();
     };
     let tokens = (0i64..).zip(&distances).map(|(at, distance)| at + distance);
@@ -166,7 +176,8 @@ fn a_gguf_file_is_the_same_head() {
         let directory = folder.path().join(name);
         Recipe::open(&fixture("heads").join(name)).expand(&directory);
         let file = folder.path().join(format!("{name}.gguf"));
-        std::fs::write(&file, as_gguf(&directory, &registry)).unwrap();
+        let (metadata, weights) = translated(&directory, &registry);
+        std::fs::write(&file, as_gguf(metadata, &weights, None)).unwrap();
         let [wanted, found] = [directory.as_path(), file.as_path()].map(joined);
         let names = |joined: &JoinedModel| {
             let mut names = joined.weights.names();
@@ -193,4 +204,132 @@ fn a_gguf_file_is_the_same_head() {
             );
         }
     }
+}
+
+/// Metadata keys that change nothing about drafts, by head.
+const WITHOUT_EFFECT: &[(&str, &str)] = &[
+    ("eagle3", "eagle3.context_length"), // the model's context counts
+    ("eagle3_normed", "eagle3.context_length"),
+    ("eagle3_normed", "eagle3.d2t_by_distance"), // without a table
+    ("eagle3", "general.name"),
+    ("eagle3_normed", "general.name"),
+    ("eagle3", "general.type"),
+    ("eagle3_normed", "general.type"),
+];
+
+/// Keys that files may lack: others are drafts, or the same.
+const OPTIONAL: &[&str] = &[
+    "eagle3.attention.key_length", // the width, divided by the number of heads
+    "eagle3.attention.value_length",
+    "eagle3.context_length",
+    "eagle3.d2t_by_distance",
+    "eagle3.draft_vocab_size", // the table says it
+    "eagle3.norm_before_fc",
+    "eagle3.norm_before_residual",
+    "eagle3.rope.dimension_count", // the whole of each head
+    "eagle3.rope.freq_base",       // 10,000
+    "eagle3.target_hidden_size",   // the matrix that fuses rows says it
+    "eagle3.target_layers",        // one at the beginning, in the middle, at the end
+    "eagle3.vocab_size",
+    "general.name",
+    "general.type",
+];
+
+/// The same kind of value, but another one.
+fn other(value: &Value) -> Value {
+    match value {
+        Value::U32(n) => Value::U32(n + 1),
+        Value::F32(n) => Value::F32(n * 2.0 + 0.5),
+        Value::Bool(flag) => Value::Bool(!flag),
+        Value::String(_) => Value::from("no such thing"),
+        Value::Array(Array::U32(list)) => {
+            let mut list = list.clone();
+            list[0] += 1;
+            Array::U32(list).into()
+        }
+        _ => panic!("{value:?}"),
+    }
+}
+
+/// Files of heads, changed in one place, for one model.
+struct ChangedFiles<'a> {
+    model: &'a HfDirectory,
+    registry: &'a Registry,
+    file: PathBuf,
+}
+
+impl ChangedFiles<'_> {
+    /// What the head computes and what the model computes for it, or why it is refused.
+    fn outcome(&self, bytes: &[u8]) -> Result<String, String> {
+        std::fs::write(&self.file, bytes).unwrap();
+        let own = HeadFile::open(&self.file, self.registry).map_err(|e| e.to_string())?;
+        let own = own.ok_or("'general.architecture' is of no head")?;
+        let (model, weights) = (self.model.model(), self.model.weights().clone());
+        let joined = own.join(&**model, weights, self.registry);
+        let joined = joined.map_err(|error| error.to_string())?;
+        let head = joined.model.draft_head().unwrap();
+        let shape = GraphShape {
+            n_tokens: 3,
+            n_outputs: 1,
+        };
+        let [of_model, of_head] =
+            [&joined.model, &head].map(|model| model.graph(shape).unwrap().text().to_string());
+        Ok(format!("{of_model}{of_head}{:?}", head.head_reading()))
+    }
+}
+
+/// Each key and each tensor of a file has a part in what is drafted, or is refused by name where it
+/// is another or not there.
+#[test]
+fn a_key_or_tensor_of_a_gguf_file_is_understood_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let registry = MODEL.registry();
+    let model = MODEL.generated().directory(&registry).unwrap();
+    let files = ChangedFiles {
+        model: &model,
+        registry: &registry,
+        file: folder.path().join("head.gguf"),
+    };
+    let mut faults = Vec::new();
+    for name in ["eagle3", "eagle3_normed"] {
+        let directory = folder.path().join(name);
+        Recipe::open(&fixture("heads").join(name)).expand(&directory);
+        let (metadata, weights) = translated(&directory, &registry);
+        let sound = files.outcome(&as_gguf(metadata.clone(), &weights, None));
+        let sound = sound.unwrap();
+        for (key, value) in metadata.iter() {
+            let (mut changed, mut less) = (metadata.clone(), metadata.clone());
+            changed.insert(key, other(value));
+            less.remove(key);
+            for (how, metadata) in [("changed", changed), ("missing", less)] {
+                let found = files.outcome(&as_gguf(metadata, &weights, None));
+                let is_told = match &found {
+                    Ok(found) if how == "changed" => {
+                        *found != sound || WITHOUT_EFFECT.contains(&(name, key))
+                    }
+                    Ok(_) => OPTIONAL.contains(&key),
+                    // The key, or the key or tensor that contradicts it.
+                    Err(error) => ["eagle3.", "'general.", "tensor '", "d2t: "]
+                        .iter()
+                        .any(|named| error.contains(named)),
+                };
+                if !is_told {
+                    faults.push(format!("{name}: {key} {how}: {found:?}"));
+                }
+            }
+        }
+        for tensor in weights.names() {
+            let found = files.outcome(&as_gguf(metadata.clone(), &weights, Some(&tensor)));
+            let is_told = match &found {
+                Ok(found) => *found != sound,
+                // That of another bias is named, which comes without it.
+                Err(error) if tensor.ends_with(".bias") => error.contains("tensor 'blk.0.attn_"),
+                Err(error) => error.contains(&format!("tensor '{tensor}' is missing")),
+            };
+            if !is_told {
+                faults.push(format!("{name}: without {tensor}: {found:?}"));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
 }

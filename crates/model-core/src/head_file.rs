@@ -167,6 +167,7 @@ impl JoinedWeights {
                 wanted,
                 got,
             },
+            ModelError::UnusedTensor { name } => ModelError::UnusedTensor { name: own(name) },
             other => other,
         }
     }
