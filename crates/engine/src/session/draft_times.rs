@@ -2,10 +2,9 @@
 //! though that does not pay, to find out whether it does now.
 //!
 //! A step takes from the end of the one before to its own: drafting, planning and taking back what
-//! was wrong belong to it. Invariants: the costs that it gives are medians of times of about the
-//! same number of texts, so that what else the machine does moves them little; and what drafts lose
-//! in all is a small share of the time, as each loss is paid for by steps without drafts before
-//! the next trial. Knows no text and no token.
+//! was wrong belong to it. Invariant: the costs that it gives are medians of times of about the
+//! same number of texts, so that what else the machine does moves them little. Knows no text and no
+//! token.
 
 use std::time::{Duration, Instant};
 
@@ -33,20 +32,6 @@ const UPDATE_EVERY: usize = 8;
 const FIRST_WAIT: usize = 48;
 const MIN_WAIT: usize = 8;
 const MAX_WAIT: usize = 2048;
-
-/// The share of the time that drafts may lose: finding out whether they pay costs no more.
-const LOST_SHARE: f64 = 0.005;
-
-/// What drafts may lose at first, what they may at most where they lost nothing for long, what they
-/// owe where nothing is drafted any more, and at most: all in steps without drafts.
-const FIRST_CREDIT: f64 = 2.0;
-const MAX_CREDIT: f64 = 4.0;
-const DEBT: f64 = 8.0;
-const MAX_DEBT: f64 = 16.0;
-
-/// The longest time of a step that counts, in steps without drafts: in a longer one the machine had
-/// other work.
-const LONGEST: f64 = 8.0;
 
 /// The share of right tokens of texts that are easy to draft.
 const RIGHT: f64 = 0.95;
@@ -157,15 +142,6 @@ impl TimesOfTexts {
     }
 }
 
-/// What was drafted for a step, and what became of it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct StepDrafts {
-    /// The way in which the tokens were drafted; `None` where not all in one that is measured.
-    pub(super) by: Option<DraftedBy>,
-    /// Tokens that were right; `None` where some texts draft whatever it costs.
-    pub(super) n_right: Option<usize>,
-}
-
 /// The times that steps took of late.
 #[derive(Clone, Debug)]
 pub(super) struct DraftTimes {
@@ -178,8 +154,6 @@ pub(super) struct DraftTimes {
     n_since: usize,
     /// So many before the next one.
     wait: usize,
-    /// What drafts may lose, in steps without drafts.
-    credit: f64,
 }
 
 /// The place among times of steps of so many texts.
@@ -195,7 +169,6 @@ impl DraftTimes {
             last: None,
             n_since: 0,
             wait: FIRST_WAIT,
-            credit: FIRST_CREDIT,
         }
     }
 
@@ -207,8 +180,8 @@ impl DraftTimes {
         &mut self.of_texts[at]
     }
 
-    /// A step has ended, for which this was drafted.
-    pub(super) fn take_step(&mut self, step: &Step, drafts: StepDrafts, now: Instant) {
+    /// A step has ended, whose tokens were drafted in this way.
+    pub(super) fn take_step(&mut self, step: &Step, by: Option<DraftedBy>, now: Instant) {
         if self.source == DraftCostSource::Usual {
             return;
         }
@@ -219,9 +192,9 @@ impl DraftTimes {
         // Others read a prompt.
         if n_texts == 0 || n_tokens != n_texts + n_draft {
             self.interrupt();
-        } else if let Some(before) = before {
+        } else if let (Some(before), Some(by)) = (before, by) {
             let took = now.saturating_duration_since(before);
-            self.take(n_texts, n_draft, drafts, took);
+            self.take(n_texts, n_draft, by, took);
         }
     }
 
@@ -230,30 +203,7 @@ impl DraftTimes {
         self.last = None;
     }
 
-    /// A step without drafts earns some credit, and one with drafts takes what it lost, or gives
-    /// what it won.
-    fn pay(&mut self, n_texts: usize, n_draft: usize, n_right: usize, took: Duration) {
-        let plain = self.of(n_texts).plain.median();
-        let Some(plain) = plain.filter(|&plain| plain > 0.0) else {
-            return;
-        };
-        let time = (took.as_secs_f64() / plain).min(LONGEST);
-        let won = if n_draft == 0 {
-            0.0
-        } else {
-            1.0 + n_right as f64 / n_texts as f64 - time
-        };
-        let credit = self.credit + LOST_SHARE * time + won;
-        self.credit = credit.clamp(-MAX_DEBT, MAX_CREDIT);
-    }
-
-    fn take(&mut self, n_texts: usize, n_draft: usize, drafts: StepDrafts, took: Duration) {
-        let Some(by) = drafts.by else {
-            return;
-        };
-        if let Some(n_right) = drafts.n_right {
-            self.pay(n_texts, n_draft, n_right, took);
-        }
+    fn take(&mut self, n_texts: usize, n_draft: usize, by: DraftedBy, took: Duration) {
         self.n_since += 1;
         let times = self.of(n_texts);
         times.n_steps += 1;
@@ -292,13 +242,7 @@ impl DraftTimes {
 
     /// True if texts whose drafts do not pay are to get one token each all the same.
     pub(super) fn is_time_for_trial(&self) -> bool {
-        self.n_since >= self.wait && self.credit > 0.0
-    }
-
-    /// True if drafts have lost so much that nothing is drafted for now, even if they promise to
-    /// pay.
-    pub(super) fn is_in_debt(&self) -> bool {
-        self.credit <= -DEBT
+        self.n_since >= self.wait
     }
 
     /// Drafts were computed because they pay.
@@ -327,21 +271,7 @@ mod tests {
     const STEP: Duration = Duration::from_millis(1);
 
     fn take(times: &mut DraftTimes, n_texts: usize, n_draft: usize, took: Duration) {
-        take_right(times, n_texts, n_draft, took, 0);
-    }
-
-    fn take_right(
-        times: &mut DraftTimes,
-        n_texts: usize,
-        n_draft: usize,
-        took: Duration,
-        n: usize,
-    ) {
-        let drafts = StepDrafts {
-            by: Some(DraftedBy::Head),
-            n_right: Some(n),
-        };
-        times.take(n_texts, n_draft, drafts, took);
+        times.take(n_texts, n_draft, DraftedBy::Head, took);
     }
 
     /// Times by which a token costs this much of a step.
@@ -457,60 +387,5 @@ mod tests {
             }
         }
         assert!(n_trials <= 8, "{n_trials} of 3500");
-    }
-
-    /// Half of the tokens of trials are right, which does not pay: a share of the time goes to find
-    /// that out that is as small as it is said to be.
-    #[test]
-    fn trials_lose_a_small_share_of_the_time() {
-        for (together, right_each) in [(1, 2), (4, 2), (1, 1)] {
-            let mut times = DraftTimes::new(DraftCostSource::Measured);
-            let (mut n_trials, mut lost) = (0u32, 0.0);
-            for number in 0..20_000 {
-                if number < 3 || !times.is_time_for_trial() {
-                    take(&mut times, together, 0, STEP);
-                    continue;
-                }
-                n_trials += 1;
-                let is_right = n_trials.is_multiple_of(right_each);
-                let n_right = if is_right { together } else { 0 };
-                take_right(&mut times, together, together, STEP.mul_f64(2.2), n_right);
-                times.learn_from_trial(together, together, n_right);
-                lost += 1.2 - f64::from(u32::from(is_right));
-            }
-            let time = 20_000.0 + 1.2 * f64::from(n_trials);
-            // What is had at first, and the last trial.
-            let most = FIRST_CREDIT + time * LOST_SHARE + 1.2;
-            assert!(lost < most, "{lost} of {most} steps in {n_trials} trials");
-            assert!(n_trials > 8, "{n_trials}");
-        }
-    }
-
-    /// However much drafts promise: where steps with them take longer than they save, they end, and
-    /// begin again when that is made up for.
-    #[test]
-    fn drafts_that_lose_end_for_a_while() {
-        let mut times = DraftTimes::new(DraftCostSource::Measured);
-        (0..9).for_each(|_| take(&mut times, 1, 0, STEP));
-        let mut n_drafts = 0;
-        while !times.is_in_debt() {
-            n_drafts += 1;
-            take_right(&mut times, 1, 2, STEP.mul_f64(3.0), 1);
-        }
-        assert!((5..=15).contains(&n_drafts), "{n_drafts}");
-        assert!(!times.is_time_for_trial());
-        let mut n_plain = 0;
-        while times.is_in_debt() {
-            n_plain += 1;
-            take(&mut times, 1, 0, STEP);
-        }
-        assert!(n_plain < 300, "{n_plain}");
-        // Those that win are never in debt.
-        for number in 0..1000 {
-            let n_right = if number % 2 == 0 { 3 } else { 0 };
-            take_right(&mut times, 1, 3, STEP.mul_f64(2.0), n_right);
-            assert!(!times.is_in_debt(), "{number}");
-        }
-        assert!(times.is_time_for_trial());
     }
 }

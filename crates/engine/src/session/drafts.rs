@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use super::Session;
 use super::config::DraftCostSource;
-use super::draft_times::{DraftTimes, StepDrafts};
+use super::draft_times::DraftTimes;
 use super::text::LiveText;
 use crate::draft_model::{Drafted, Turn, draft_together};
 use crate::error::EngineError;
@@ -24,8 +24,9 @@ pub(super) struct DraftKnowledge {
     pub(super) times: DraftTimes,
     /// The share of the head's tokens that were right in all texts of late.
     rate: f64,
-    /// What was drafted for the last step.
-    pub(super) last: StepDrafts,
+    /// The way in which the last step's tokens were drafted; `None` where not all in one that is
+    /// measured.
+    pub(super) last: Option<DraftedBy>,
 }
 
 /// The weight of what a step tells of that share.
@@ -36,7 +37,7 @@ impl DraftKnowledge {
         Self {
             times: DraftTimes::new(source),
             rate: USUAL_RATE,
-            last: StepDrafts::default(),
+            last: None,
         }
     }
 }
@@ -53,7 +54,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let seqs: BTreeMap<RequestId, SeqId> =
             self.scheduler.running().map(|r| (r.id, r.seq)).collect();
         let known = &mut self.drafts;
-        let is_plain_step = known.times.wants_plain_step(seqs.len()) || known.times.is_in_debt();
+        let wants_plain_step = known.times.wants_plain_step(seqs.len());
         let reason = if known.times.is_time_for_trial() {
             DraftReason::Trial
         } else {
@@ -80,7 +81,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                     requests.push(request);
                     turns.push(Turn { drafter, n_max });
                 }
-                DraftSource::Head(_) if !is_due || is_plain_step => {}
+                DraftSource::Head(_) if !is_due || wants_plain_step => {}
                 DraftSource::Head(drafter) => {
                     let offer = DraftOffer { n_max, ..offer };
                     let found = drafter.draft_by_lookup(offer);
@@ -154,10 +155,7 @@ pub(super) fn learn_from_drafts(
     known: &mut DraftKnowledge,
 ) {
     let (mut n_tried, mut n_right) = (0, 0);
-    let mut last = StepDrafts {
-        by: Some(DraftedBy::Lookup),
-        n_right: Some(0),
-    };
+    known.last = Some(DraftedBy::Lookup);
     for feed in &step.feeds {
         let Some(live) = live.get_mut(&feed.request) else {
             continue;
@@ -171,11 +169,7 @@ pub(super) fn learn_from_drafts(
         match drafter {
             _ if feed.n_draft > 0 => {
                 drafter.learn(feed.n_draft, n_accepted);
-                last.n_right = match drafter {
-                    DraftSource::Head(_) => last.n_right.map(|n| n + n_accepted),
-                    DraftSource::Lookup(_) | DraftSource::Model(_) => None,
-                };
-                last.by = match drafter {
+                known.last = match drafter {
                     DraftSource::Head(drafter) => {
                         let source = drafter.source();
                         if source == DraftedBy::Head {
@@ -189,12 +183,12 @@ pub(super) fn learn_from_drafts(
                             }
                         }
                         // A step with both takes what the head takes.
-                        last.by.map(|by| match (by, source) {
+                        known.last.map(|last| match (last, source) {
                             (DraftedBy::Lookup, DraftedBy::Lookup) => DraftedBy::Lookup,
                             _ => DraftedBy::Head,
                         })
                     }
-                    DraftSource::Lookup(_) => last.by,
+                    DraftSource::Lookup(_) => known.last,
                     DraftSource::Model(_) => None,
                 };
             }
@@ -204,7 +198,6 @@ pub(super) fn learn_from_drafts(
         }
         live.usage.speculated = drafter.speculated();
     }
-    known.last = last;
     if n_tried > 0 {
         let n_texts = step.feeds.len();
         known.times.learn_from_trial(n_texts, n_tried, n_right);

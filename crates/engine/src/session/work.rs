@@ -181,8 +181,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                         }
                     }
                 }
-                let drafts = self.drafts.last;
-                self.drafts.times.take_step(step, drafts, Instant::now());
+                let by = self.drafts.last;
+                self.drafts.times.take_step(step, by, Instant::now());
                 let took = micros(began.elapsed());
                 if let Some(store) = &mut self.store {
                     store.learn_step(step.batch.len(), began.elapsed());
