@@ -1,6 +1,6 @@
-//! The tower of a model on pictures of one tile each: one by one, and together as an engine computes
-//! those of several texts, in turns. Times are those that one thread computes, so other programs
-//! disturb them little. Both ways must give the same bits.
+//! The tower of a model on pictures of one tile each: one by one, and together as an engine
+//! computes those of several texts, in turns. Times are those that one thread computes, so other
+//! programs disturb them little. Both ways must give the same bits.
 //!
 //! ```sh
 //! tower_times MODEL MMPROJ.gguf [ROUNDS [PICTURES [SIDE]]]

@@ -423,7 +423,7 @@ impl<B: Backend> PictureEncoder for TowerEncoder<B> {
 
     fn picks(&self, works: &[PictureWork<'_>]) -> Vec<usize> {
         let mut group = self.group();
-        let mut n_taken = |work: &PictureWork<'_>| {
+        let n_taken = |work: &PictureWork<'_>| {
             let tiles = work.picture.tiles().iter().enumerate();
             let takes = |&(number, tile): &(usize, &Tile)| {
                 let partial = work.partial.tiles.get(number);
@@ -431,7 +431,7 @@ impl<B: Backend> PictureEncoder for TowerEncoder<B> {
             };
             tiles.filter(takes).count()
         };
-        let counted = works.iter().map(|work| n_taken(work)).enumerate();
+        let counted = works.iter().map(n_taken).enumerate();
         let picked = counted.filter(|&(number, n_taken)| number == 0 || n_taken > 0);
         picked.map(|(number, _)| number).collect()
     }
