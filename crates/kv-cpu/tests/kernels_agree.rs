@@ -466,6 +466,31 @@ fn products_are_those_of_decoded_weights() {
     }
 }
 
+/// Floats go through panels of columns where there are many tokens: of several, of a part of one,
+/// with columns, rows and tokens that are left over.
+#[test]
+fn products_of_many_tokens_are_those_of_one() {
+    for format in [BlockFormat::F32, BlockFormat::F16, BlockFormat::BF16] {
+        for (n_rows, n) in [(6, 512), (13, 1024), (7, 1100), (25, 2071)] {
+            let weight = random_weight(format, n_rows, n, 5);
+            for (matrix, kernels) in matrices(&weight).into_iter().flat_map(with_tables) {
+                for n_tokens in [15, 16, 33, 62] {
+                    let x = Random(n_tokens as u64).units(n_tokens * n);
+                    let got = product(&matrix, kernels, &x);
+                    let alone = x.chunks(n).flat_map(|x| product(&matrix, kernels, x));
+                    let what = format!("{} {format}, {n_tokens} of {n_rows} x {n}", kernels.isa);
+                    assert!(
+                        got.into_iter()
+                            .map(f32::to_bits)
+                            .eq(alone.map(f32::to_bits)),
+                        "{what}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// What is subtracted as a minimum counts as a product of its own: so many scales for each value.
 fn largest_minimum(format: BlockFormat) -> f64 {
     match format {

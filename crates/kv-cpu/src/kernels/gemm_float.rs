@@ -24,6 +24,16 @@ const MAX_NEAR_BYTES: usize = 128 * 1024;
 /// Weight rows of a GEMV tile: enough sums to hide the latency of an addition.
 const GEMV_ROWS: usize = 4;
 
+/// Registers of columns of a panel: those of a tile of weight rows stay in the first-level cache,
+/// converted once for all tokens.
+const PANEL_STEPS: usize = 32;
+/// The fewest tokens for which panels pay.
+const MIN_PANEL_TOKENS: usize = 16;
+/// Tiles of tokens of a panel at most.
+const PANEL_TILES: usize = 8;
+/// Bytes of activations of the tokens of a panel, as far as there are [`MIN_PANEL_TOKENS`].
+const MAX_PANEL_BYTES: usize = 512 * 1024;
+
 /// Registers of `LANES` columns.
 ///
 /// All functions need the instruction set that the type stands for, which is what makes them
@@ -201,6 +211,10 @@ unsafe fn each<C: FloatIsa, S: WeightStorage<C>, const ROWS: usize>(
         return;
     }
     let n_rows = weights.bytes.len() / weights.row_bytes.max(1);
+    if tokens.len() >= MIN_PANEL_TOKENS && n_rows >= ROWS {
+        // SAFETY: as the caller promises.
+        return unsafe { panels::<C, S, ROWS>(weights, acts, tokens, out) };
+    }
     let near = MAX_NEAR_BYTES / (stride * size_of::<C::Act>()).max(1);
     let near = (near / TILE_TOKENS).max(1) * TILE_TOKENS;
     for start in tokens.clone().step_by(near) {
@@ -228,6 +242,139 @@ unsafe fn each<C: FloatIsa, S: WeightStorage<C>, const ROWS: usize>(
                 }
             }
             row += n;
+        }
+    }
+}
+
+/// The sums of a tile of tokens and weight rows.
+type Sums<C, const ROWS: usize> = [[<C as FloatIsa>::Float; ROWS]; TILE_TOKENS];
+
+/// As [`each`], of many tokens: weights of a tile of rows are converted once for the tokens that
+/// stay cached, [`PANEL_STEPS`] registers of columns at a time. Sums wait in memory meanwhile.
+///
+/// # Safety
+/// The instruction set is available; the rows and tokens exist.
+#[inline(always)]
+unsafe fn panels<C: FloatIsa, S: WeightStorage<C>, const ROWS: usize>(
+    weights: &WeightRows<'_>,
+    acts: FloatRows<'_, C::Act>,
+    tokens: Range<usize>,
+    out: &mut OutputColumns<'_>,
+) {
+    let n_rows = weights.bytes.len() / weights.row_bytes.max(1);
+    let tile_bytes = TILE_TOKENS * acts.stride * size_of::<C::Act>();
+    let n_tiles = MAX_PANEL_BYTES / tile_bytes.max(1);
+    let n_tiles = n_tiles.clamp(MIN_PANEL_TOKENS / TILE_TOKENS, PANEL_TILES);
+    // SAFETY: as the caller promises.
+    unsafe {
+        let mut panel = [[C::zero(); ROWS]; PANEL_STEPS];
+        let mut sums = [[[C::zero(); ROWS]; TILE_TOKENS]; PANEL_TILES];
+        for start in tokens.clone().step_by(n_tiles * TILE_TOKENS) {
+            let some = start..tokens.end.min(start + n_tiles * TILE_TOKENS);
+            let whole = some.len() / TILE_TOKENS * TILE_TOKENS;
+            let (in_tiles, rest) = (start..start + whole, start + whole..some.end);
+            let mut row = 0;
+            while row + ROWS <= n_rows {
+                let panel = &mut panel;
+                rows_in_panels::<C, S, ROWS>(
+                    weights,
+                    acts,
+                    row,
+                    in_tiles.clone(),
+                    panel,
+                    &mut sums,
+                );
+                let n_done = whole / TILE_TOKENS;
+                for (number, sums) in sums.iter().enumerate().take(n_done) {
+                    let token = start + number * TILE_TOKENS;
+                    let first = weights.first + row;
+                    let to = out.block(token..token + TILE_TOKENS, first..first + ROWS);
+                    if let Some((to, stride)) = to {
+                        store::<C, TILE_TOKENS, ROWS>(*sums, to, stride);
+                    }
+                }
+                if !rest.is_empty() {
+                    tiles::<C, S, ROWS>(weights, acts, row, rest.clone(), out);
+                }
+                row += ROWS;
+            }
+            while row < n_rows {
+                let n = (n_rows - row).min(2);
+                match n {
+                    1 => tiles::<C, S, 1>(weights, acts, row, some.clone(), out),
+                    _ => tiles::<C, S, 2>(weights, acts, row, some.clone(), out),
+                }
+                row += n;
+            }
+        }
+    }
+}
+
+/// The sums of `ROWS` rows and of whole tiles of tokens, of all columns.
+///
+/// # Safety
+/// As for [`panels`].
+#[inline(always)]
+unsafe fn rows_in_panels<C: FloatIsa, S: WeightStorage<C>, const ROWS: usize>(
+    weights: &WeightRows<'_>,
+    acts: FloatRows<'_, C::Act>,
+    row: usize,
+    tokens: Range<usize>,
+    panel: &mut [[C::Float; ROWS]; PANEL_STEPS],
+    sums: &mut [Sums<C, ROWS>; PANEL_TILES],
+) {
+    let n = weights.n_columns;
+    let whole = n / C::LANES * C::LANES;
+    let width = PANEL_STEPS * C::LANES;
+    // SAFETY: these columns of these rows and tokens exist.
+    unsafe {
+        let w = weights.bytes.as_ptr().add(row * weights.row_bytes);
+        *sums = [[[C::zero(); ROWS]; TILE_TOKENS]; PANEL_TILES];
+        for first in (0..whole).step_by(width) {
+            let n_steps = (whole - first).min(width) / C::LANES;
+            let is_last = first + width >= whole;
+            for (step, x) in panel.iter_mut().enumerate().take(n_steps) {
+                let at = (first + step * C::LANES) * S::BYTES;
+                for (r, x) in x.iter_mut().enumerate() {
+                    let from = w.add(r * weights.row_bytes + at);
+                    *x = S::load(from);
+                    if at.is_multiple_of(LINE) {
+                        // The same of the next panel, which is of the next rows behind the last.
+                        let next = if is_last {
+                            (ROWS * weights.row_bytes).wrapping_sub(first * S::BYTES)
+                        } else {
+                            width * S::BYTES
+                        };
+                        prefetch_l1(from.wrapping_add(next).cast());
+                    }
+                }
+            }
+            for (token, sums) in tokens.clone().step_by(TILE_TOKENS).zip(&mut *sums) {
+                let a = acts.values.as_ptr().add(token * acts.stride + first);
+                let mut acc = [[C::zero(); ROWS]; TILE_TOKENS];
+                // By index: what iterators copy stays in memory, at half of the speed.
+                #[allow(clippy::needless_range_loop)]
+                for t in 0..TILE_TOKENS {
+                    for r in 0..ROWS {
+                        acc[t][r] = sums[t][r];
+                    }
+                }
+                for (step, x) in panel.iter().enumerate().take(n_steps) {
+                    let x = *x;
+                    for (t, acc) in acc.iter_mut().enumerate() {
+                        let a = C::load(a.add(t * acts.stride + step * C::LANES));
+                        for (acc, x) in acc.iter_mut().zip(x) {
+                            *acc = C::mul_add(x, a, *acc);
+                        }
+                    }
+                }
+                *sums = acc;
+            }
+        }
+        if whole < n {
+            for (token, sums) in tokens.step_by(TILE_TOKENS).zip(&mut *sums) {
+                add_rest::<C, S, TILE_TOKENS, ROWS>(weights, acts, row, token, sums);
+            }
         }
     }
 }
@@ -320,27 +467,64 @@ unsafe fn tile<
             }
         }
         if whole < n {
-            for (t, acc) in acc.iter_mut().enumerate() {
-                let a = load_rest_of_acts::<C>(a.add(t * acts.stride + whole), n - whole);
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    let from = w.add(r * weights.row_bytes + whole * S::BYTES);
-                    *acc = C::mul_add(load_rest::<C, S>(from, n - whole), a, *acc);
-                }
+            add_rest::<C, S, T, R>(weights, acts, row, token, &mut acc);
+        }
+        if let Some((to, stride)) = to {
+            store::<C, T, R>(acc, to, stride);
+        }
+    }
+}
+
+/// Adds the products of the last columns, which are fewer than a register has.
+///
+/// # Safety
+/// The rows and tokens exist; the instruction set is available.
+#[inline(always)]
+unsafe fn add_rest<C: FloatIsa, S: WeightStorage<C>, const T: usize, const R: usize>(
+    weights: &WeightRows<'_>,
+    acts: FloatRows<'_, C::Act>,
+    row: usize,
+    token: usize,
+    sums: &mut [[C::Float; R]; T],
+) {
+    let n = weights.n_columns % C::LANES;
+    let whole = weights.n_columns - n;
+    // SAFETY: these columns of these rows and tokens exist.
+    unsafe {
+        for (t, sums) in sums.iter_mut().enumerate() {
+            let a = acts.values.as_ptr().add((token + t) * acts.stride + whole);
+            let a = load_rest_of_acts::<C>(a, n);
+            for (r, sum) in sums.iter_mut().enumerate() {
+                let at = (row + r) * weights.row_bytes + whole * S::BYTES;
+                let x = load_rest::<C, S>(weights.bytes.as_ptr().add(at), n);
+                *sum = C::mul_add(x, a, *sum);
             }
         }
-        let Some((to, stride)) = to else {
-            return;
-        };
+    }
+}
+
+/// Writes sums of `T` tokens and `R` rows, of which those of two tokens are `stride` apart.
+///
+/// # Safety
+/// They can be written; the instruction set is available.
+#[inline(always)]
+unsafe fn store<C: FloatIsa, const T: usize, const R: usize>(
+    sums: [[C::Float; R]; T],
+    to: *mut f32,
+    stride: usize,
+) {
+    // SAFETY: as the caller promises.
+    unsafe {
         if T == 1 {
-            for (r, sum) in C::sums(acc[0]).into_iter().enumerate() {
+            for (r, sum) in C::sums(sums[0]).into_iter().enumerate() {
                 *to.add(r) = sum;
             }
             return;
         }
         for r in 0..R {
             let mut of_row = [C::zero(); T];
-            for (of_row, acc) in of_row.iter_mut().zip(&acc) {
-                *of_row = acc[r];
+            for (of_row, sums) in of_row.iter_mut().zip(&sums) {
+                *of_row = sums[r];
             }
             for (t, sum) in C::sums(of_row).into_iter().enumerate() {
                 *to.add(t * stride + r) = sum;
