@@ -290,7 +290,7 @@ unsafe fn panels<C: FloatIsa, S: WeightStorage<C>, const ROWS: usize>(
                     let first = weights.first + row;
                     let to = out.block(token..token + TILE_TOKENS, first..first + ROWS);
                     if let Some((to, stride)) = to {
-                        store::<C, TILE_TOKENS, ROWS>(*sums, to, stride);
+                        store::<C, TILE_TOKENS, ROWS>(sums, to, stride);
                     }
                 }
                 if !rest.is_empty() {
@@ -470,7 +470,7 @@ unsafe fn tile<
             add_rest::<C, S, T, R>(weights, acts, row, token, &mut acc);
         }
         if let Some((to, stride)) = to {
-            store::<C, T, R>(acc, to, stride);
+            store::<C, T, R>(&acc, to, stride);
         }
     }
 }
@@ -509,7 +509,7 @@ unsafe fn add_rest<C: FloatIsa, S: WeightStorage<C>, const T: usize, const R: us
 /// They can be written; the instruction set is available.
 #[inline(always)]
 unsafe fn store<C: FloatIsa, const T: usize, const R: usize>(
-    sums: [[C::Float; R]; T],
+    sums: &[[C::Float; R]; T],
     to: *mut f32,
     stride: usize,
 ) {
@@ -523,7 +523,7 @@ unsafe fn store<C: FloatIsa, const T: usize, const R: usize>(
         }
         for r in 0..R {
             let mut of_row = [C::zero(); T];
-            for (of_row, sums) in of_row.iter_mut().zip(&sums) {
+            for (of_row, sums) in of_row.iter_mut().zip(sums) {
                 *of_row = sums[r];
             }
             for (t, sum) in C::sums(of_row).into_iter().enumerate() {

@@ -42,6 +42,13 @@ impl FloatIsa for Avx512Float {
     #[inline(always)]
     unsafe fn sums<const N: usize>(x: [__m512; N]) -> [f32; N] {
         let mut sums = [0.0; N];
+        if N == 4 {
+            // In registers: chunks of an array are in memory.
+            // SAFETY: as above.
+            let four = unsafe { add_lanes_4([x[0], x[1], x[2], x[3]]) };
+            sums.copy_from_slice(&four);
+            return sums;
+        }
         let (fours, rest) = x.as_chunks::<4>();
         let (of_fours, of_rest) = sums.as_chunks_mut::<4>();
         for (to, x) in of_fours.iter_mut().zip(fours) {
