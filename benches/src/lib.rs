@@ -160,7 +160,7 @@ pub fn commit(
 /// Seconds that this thread has computed so far.
 ///
 /// # Errors
-/// Where the system does not say.
+/// The system does not say.
 pub fn cpu_seconds() -> Result<f64, Failure> {
     // Its time is counted when it is scheduled.
     std::thread::yield_now();

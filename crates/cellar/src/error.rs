@@ -100,7 +100,7 @@ pub enum Error {
     NotInGguf {
         /// Its name, the first of all.
         name: String,
-        /// How the files have it.
+        /// Its form in the files.
         stored: String,
         /// Others of which that is true.
         n_more: usize,

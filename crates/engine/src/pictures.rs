@@ -228,7 +228,7 @@ impl Tower {
     /// ends. Where it fails for several, each of them begins again alone.
     ///
     /// # Errors
-    /// Where it fails for one picture, or is cancelled: what it was of is computed no more.
+    /// The failure of a piece of one picture, or its end by `cancel`: that picture is given up.
     pub(crate) fn advance(
         &mut self,
         cancel: &CancelFlag,

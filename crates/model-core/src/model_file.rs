@@ -235,7 +235,7 @@ impl OpenModel {
         self.stored_weights().describe(name)
     }
 
-    /// How the files of a directory have a weight that is `F32` here because no format holds its
+    /// The form in a directory's files of a weight that is `F32` here because no format holds its
     /// numbers and scales as they are; `None` for others.
     pub fn widened(&self, name: &str) -> Option<String> {
         self.directory_weights()?.widened(name)

@@ -405,7 +405,7 @@ pub struct PartialTile {
 pub struct PictureWork<'a> {
     /// The picture.
     pub picture: &'a Picture,
-    /// What is computed of it.
+    /// Its rows so far.
     pub partial: &'a mut PartialPicture,
 }
 

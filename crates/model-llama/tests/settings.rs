@@ -338,7 +338,7 @@ const ORIGINAL: &str = "rope_parameters.original_max_position_embeddings";
 const ORIGINAL_OF_LAYER: &str =
     "transformer_layer_config.rope_parameters.original_max_position_embeddings";
 
-/// What published code takes, where a file does not say.
+/// The values of published code for settings that a file does not have.
 const STATED_OF_EAGLE: &[StatedDefault] = &[
     // Before layers 2, n / 2 and n - 3 of 3.
     stated("eagle3", "eagle_aux_hidden_state_layer_ids", "[2, 1, 0]"),

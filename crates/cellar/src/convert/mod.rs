@@ -234,7 +234,7 @@ impl<'a> Conversion<'a> {
 struct ReadTensors {
     weights: Arc<dyn WeightSource>,
     tensors: Vec<NamedShape>,
-    /// How the model has each.
+    /// Their formats and shapes in the model.
     infos: Vec<WeightInfo>,
 }
 

@@ -78,7 +78,7 @@ pub fn integer_block(
     Ok(())
 }
 
-/// What becomes of each of so many numbers.
+/// The indices of so many numbers.
 fn each<const LEN: usize>(numbers: &[i16], index: impl Fn(i16) -> u8) -> [u8; LEN] {
     std::array::from_fn(|i| numbers.get(i).copied().map_or(0, &index))
 }

@@ -221,27 +221,40 @@ unsafe fn each<C: FloatIsa, S: WeightStorage<C>, const ROWS: usize>(
         let some = start..tokens.end.min(start + near);
         let rows_at_once = if some.len() == 1 { GEMV_ROWS } else { ROWS };
         let mut row = 0;
-        while row < n_rows {
-            let left = n_rows - row;
-            // What is left of a piece is taken in pairs, so that sums need not wait for one
-            // another.
-            let n = if left < rows_at_once {
-                left.min(2)
-            } else {
-                rows_at_once
-            };
-            // SAFETY: these rows and tokens exist; the caller promises the instruction set.
-            unsafe {
-                match n {
-                    1 => tiles::<C, S, 1>(weights, acts, row, some.clone(), out),
-                    2 => tiles::<C, S, 2>(weights, acts, row, some.clone(), out),
-                    _ if some.len() == 1 => {
-                        tile::<C, S, 1, GEMV_ROWS, true>(weights, acts, row, start, out);
-                    }
-                    _ => tiles::<C, S, ROWS>(weights, acts, row, some.clone(), out),
+        // SAFETY: these rows and tokens exist; the caller promises the instruction set.
+        unsafe {
+            while row + rows_at_once <= n_rows {
+                if some.len() == 1 {
+                    tile::<C, S, 1, GEMV_ROWS, true>(weights, acts, row, start, out);
+                } else {
+                    tiles::<C, S, ROWS>(weights, acts, row, some.clone(), out);
                 }
+                row += rows_at_once;
             }
-            row += n;
+            in_pairs::<C, S>(weights, acts, row..n_rows, some, out);
+        }
+    }
+}
+
+/// The last rows of a piece, two at a time, so that sums need not wait for one another.
+///
+/// # Safety
+/// They exist; the instruction set is available.
+#[inline(always)]
+unsafe fn in_pairs<C: FloatIsa, S: WeightStorage<C>>(
+    weights: &WeightRows<'_>,
+    acts: FloatRows<'_, C::Act>,
+    rows: Range<usize>,
+    tokens: Range<usize>,
+    out: &mut OutputColumns<'_>,
+) {
+    for row in rows.clone().step_by(2) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match rows.end - row {
+                1 => tiles::<C, S, 1>(weights, acts, row, tokens.clone(), out),
+                _ => tiles::<C, S, 2>(weights, acts, row, tokens.clone(), out),
+            }
         }
     }
 }
@@ -271,41 +284,23 @@ unsafe fn panels<C: FloatIsa, S: WeightStorage<C>, const ROWS: usize>(
         let mut sums = [[[C::zero(); ROWS]; TILE_TOKENS]; PANEL_TILES];
         for start in tokens.clone().step_by(n_tiles * TILE_TOKENS) {
             let some = start..tokens.end.min(start + n_tiles * TILE_TOKENS);
-            let whole = some.len() / TILE_TOKENS * TILE_TOKENS;
-            let (in_tiles, rest) = (start..start + whole, start + whole..some.end);
+            let end_of_tiles = some.end - some.len() % TILE_TOKENS;
+            let (in_tiles, rest) = (start..end_of_tiles, end_of_tiles..some.end);
             let mut row = 0;
             while row + ROWS <= n_rows {
-                let panel = &mut panel;
-                rows_in_panels::<C, S, ROWS>(
-                    weights,
-                    acts,
-                    row,
-                    in_tiles.clone(),
-                    panel,
-                    &mut sums,
-                );
-                let n_done = whole / TILE_TOKENS;
-                for (number, sums) in sums.iter().enumerate().take(n_done) {
-                    let token = start + number * TILE_TOKENS;
+                let done = in_tiles.clone();
+                rows_in_panels::<C, S, ROWS>(weights, acts, row, done, &mut panel, &mut sums);
+                for (token, sums) in in_tiles.clone().step_by(TILE_TOKENS).zip(&sums) {
                     let first = weights.first + row;
                     let to = out.block(token..token + TILE_TOKENS, first..first + ROWS);
                     if let Some((to, stride)) = to {
                         store::<C, TILE_TOKENS, ROWS>(sums, to, stride);
                     }
                 }
-                if !rest.is_empty() {
-                    tiles::<C, S, ROWS>(weights, acts, row, rest.clone(), out);
-                }
+                tiles::<C, S, ROWS>(weights, acts, row, rest.clone(), out);
                 row += ROWS;
             }
-            while row < n_rows {
-                let n = (n_rows - row).min(2);
-                match n {
-                    1 => tiles::<C, S, 1>(weights, acts, row, some.clone(), out),
-                    _ => tiles::<C, S, 2>(weights, acts, row, some.clone(), out),
-                }
-                row += n;
-            }
+            in_pairs::<C, S>(weights, acts, row..n_rows, some, out);
         }
     }
 }

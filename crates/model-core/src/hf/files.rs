@@ -48,7 +48,7 @@ pub(super) enum TensorCoding {
 }
 
 impl TensorCoding {
-    /// What the numbers are, in words.
+    /// The kind of numbers, in words.
     pub(super) fn description(&self) -> String {
         match self {
             Self::Fp8(_) => "floats of 8 bits with scales".to_owned(),

@@ -26,7 +26,7 @@ pub(super) enum Storage {
     Bitnet(BitnetScale),
 }
 
-/// What the scale of a BitNet matrix does to its numbers.
+/// The use of a BitNet matrix's scale: its numbers are multiplied or divided by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BitnetScale {
     Multiplies,

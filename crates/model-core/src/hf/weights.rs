@@ -221,7 +221,7 @@ impl HfWeights {
         self.rules.iter().find_map(of)
     }
 
-    /// How the files have a tensor that is `F32` here because no format holds its numbers and
+    /// The form in the files of a tensor that is `F32` here because no format holds its numbers and
     /// scales as they are.
     pub(crate) fn widened(&self, name: &str) -> Option<String> {
         let source = self.sources.get(name)?;

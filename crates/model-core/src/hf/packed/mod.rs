@@ -107,7 +107,7 @@ impl Packed {
         Ok(format.unwrap_or(BlockFormat::F32))
     }
 
-    /// What the numbers are, in words.
+    /// The kind of numbers, in words.
     pub(super) fn description(&self) -> String {
         let numbers = match self.numbers {
             Numbers::Integers(_) => "whole numbers",
