@@ -3,6 +3,7 @@
 //!
 //! Invariant: a text that is held waits for a picture that is being computed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -91,17 +92,15 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         };
         match tower.advance(&cancel) {
             Ok(finished) => {
-                let mut ready = Vec::new();
+                let mut ready = BTreeSet::new();
                 for FinishedPicture { seen, texts } in finished {
                     for text in texts {
                         if let Some(live) = self.texts.get_mut(&text) {
                             live.seen.push(seen.clone());
                         }
-                        ready.push(text);
+                        ready.insert(text);
                     }
                 }
-                ready.sort_unstable();
-                ready.dedup();
                 ready.retain(|&text| !tower.is_awaited_by(text));
                 for text in ready {
                     self.handle(Event::Ready(text));
