@@ -115,7 +115,9 @@ pub enum Error {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The model has no chat template.
-    #[error("the model has no chat template: it continues texts (Model::generate)")]
+    #[error(
+        "the model has no chat template, which messages, pictures and sounds need: it continues texts alone"
+    )]
     NoChatTemplate,
     /// The chat template renders these messages to nothing.
     #[error("the chat template makes nothing of these messages")]

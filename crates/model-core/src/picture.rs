@@ -326,6 +326,17 @@ pub enum PictureError {
     /// The file or directory is not usable.
     #[error(transparent)]
     File(#[from] ModelFileError),
+    /// The file of a tower is another one.
+    #[error(
+        "'{}' is no tower: its architecture is '{architecture}'; give the model's mmproj file",
+        path.display()
+    )]
+    NoTower {
+        /// The file.
+        path: PathBuf,
+        /// Its architecture; that of towers is `clip`.
+        architecture: String,
+    },
     /// The tower is not supported, or not whole.
     #[error("the tower in '{}': {reason}", path.display())]
     Tower {

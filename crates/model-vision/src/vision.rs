@@ -49,6 +49,14 @@ impl Vision {
         if let Some(file) = file {
             let gguf = GgufFile::open(&file)?;
             let metadata = gguf.metadata().clone();
+            if let Ok(architecture) = metadata.get::<&str>("general.architecture")
+                && architecture != "clip"
+            {
+                return Err(PictureError::NoTower {
+                    path: file,
+                    architecture: architecture.to_owned(),
+                });
+            }
             let source: Arc<dyn WeightSource> = Arc::new(gguf);
             return Self::read(model, &file, &metadata, &source, None).map(Some);
         }
