@@ -54,11 +54,11 @@ pub(crate) fn sight(
     };
     let mmproj = args.mmproj.as_deref();
     if mmproj.is_none() && path.as_os_str().is_empty() {
-        return Ok(Err(none(source)));
+        return Ok(Err(NO_TOWER.to_owned()));
     }
     match cellar::vision_of(file, &path, mmproj) {
         Ok(Some(vision)) => Ok(Ok(vision)),
-        Ok(None) => Ok(Err(none(source))),
+        Ok(None) => Ok(Err(NO_TOWER.to_owned())),
         Err(error) if mmproj.is_some() => Err(error.into()),
         Err(error) => {
             tracing::debug!(%error, "no tower");
@@ -98,12 +98,9 @@ pub(crate) fn wanted_tower(
     }
 }
 
-fn none(source: &ModelSource) -> String {
-    format!(
-        "{} has no vision or audio tower: it takes text only (--mmproj FILE gives one)",
-        source.name()
-    )
-}
+/// The reason where there is none. Clients read it, too, so it has no path.
+const NO_TOWER: &str =
+    "the model has no vision or audio tower: it takes text only (--mmproj FILE gives one)";
 
 /// The tower on a backend.
 ///
