@@ -1,7 +1,7 @@
 //! The memory of the host: what the machine has, and what the process's group may take. Decides
 //! nothing.
 
-use sysinfo::System;
+use sysinfo::{CGroupLimits, ProcessRefreshKind, ProcessesToUpdate, System};
 
 use crate::DeviceMemory;
 
@@ -15,16 +15,23 @@ impl DeviceMemory {
             total: system.total_memory(),
             free: Some(system.available_memory()).filter(|n| *n > 0)?,
         };
-        let Some(group) = system.cgroup_limits() else {
-            return Some(machine);
-        };
-        // Not the group's free memory: it counts file caches as used.
-        let free = group.total_memory.saturating_sub(group.rss);
-        Some(Self {
-            total: machine.total.min(group.total_memory),
-            free: machine.free.min(free),
-        })
+        // In a container the root of the groups is its own; `systemd-run` puts the process deeper.
+        let groups = system.cgroup_limits().into_iter();
+        let groups = groups.chain(limits_of_own_group(&mut system));
+        Some(groups.fold(machine, |least, group| Self {
+            total: least.total.min(group.total_memory),
+            // Not the group's free memory: it counts file caches as used.
+            free: least.free.min(group.total_memory.saturating_sub(group.rss)),
+        }))
     }
+}
+
+/// `None` where the process is in no group, as on all systems but Linux.
+fn limits_of_own_group(system: &mut System) -> Option<CGroupLimits> {
+    let own = sysinfo::get_current_pid().ok()?;
+    let asked = ProcessesToUpdate::Some(&[own]);
+    system.refresh_processes_specifics(asked, false, ProcessRefreshKind::nothing());
+    system.process(own)?.cgroup_limits()
 }
 
 #[cfg(test)]
