@@ -67,11 +67,16 @@ mod prefixes;
 mod record;
 mod store;
 mod stream;
+#[cfg(test)]
+mod stream_tests;
 mod swap;
 mod swap_state;
 mod swap_store;
+mod sync;
 mod text;
 mod watch;
+#[cfg(test)]
+mod watch_tests;
 mod work;
 
 pub use cellar_scheduler::{RequestError, Retention};
