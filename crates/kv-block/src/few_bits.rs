@@ -52,17 +52,45 @@ pub fn q2_0_quants(block: &[u8; 18], g: usize) -> Quants32 {
 /// Group `g` of 32 values of a `TQ1_0` block, plus 1.
 #[inline]
 pub fn tq1_0_quants(block: &[u8; 54], g: usize) -> [u8; 32] {
+    let (bytes, powers) = tq1_0_digits(block, g);
+    std::array::from_fn(|i| ((u16::from(bytes[i].wrapping_mul(powers[i])) * 3) >> 8) as u8)
+}
+
+/// The bytes that the values of group `g` of a `TQ1_0` block are digits of, and the powers of three
+/// that move each digit to the front: value = `(byte · power mod 256) · 3 / 256`, plus 1.
+#[inline]
+pub fn tq1_0_digits(block: &[u8; 54], g: usize) -> ([u8; 32], [u8; 32]) {
     const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
-    let digit = |byte: u8, n: usize| ((u16::from(byte.wrapping_mul(POWERS[n])) * 3) >> 8) as u8;
+    let halves = |low: [u8; 16], high: [u8; 16]| {
+        let mut both = [0; 32];
+        both[..16].copy_from_slice(&low);
+        both[16..].copy_from_slice(&high);
+        both
+    };
+    let (mut many, mut some, mut few) = ([0; 32], [0; 16], [0; 4]);
+    many.copy_from_slice(&block[..32]);
+    some.copy_from_slice(&block[32..48]);
+    few.copy_from_slice(&block[48..52]);
     match g {
-        0..5 => std::array::from_fn(|i| digit(block[i], g)),
-        5 | 6 => std::array::from_fn(|i| digit(block[32 + i % 16], 2 * (g - 5) + i / 16)),
-        _ => std::array::from_fn(|i| match i {
-            0..16 => digit(block[32 + i], 4),
-            _ => digit(block[48 + i % 4], (i - 16) / 4),
-        }),
+        0..5 => (many, [POWERS[g]; 32]),
+        5 | 6 => {
+            let first = 2 * (g - 5);
+            let powers = halves([POWERS[first]; 16], [POWERS[first + 1]; 16]);
+            (halves(some, some), powers)
+        }
+        _ => {
+            let repeated = u128::from(u32::from_le_bytes(few)) * ONE_IN_FOUR;
+            let powers = std::array::from_fn(|i| POWERS[i / 4]);
+            (
+                halves(some, repeated.to_le_bytes()),
+                halves([POWERS[4]; 16], powers),
+            )
+        }
     }
 }
+
+/// Times a number of 32 bits: that number four times.
+const ONE_IN_FOUR: u128 = 1 << 96 | 1 << 64 | 1 << 32 | 1;
 
 /// `Q1_0`: 18 bytes.
 pub(super) fn decode_q1_0(block: &[u8; 18], values: &mut [f32; 128]) {

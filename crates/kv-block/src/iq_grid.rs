@@ -67,21 +67,55 @@ pub fn iq2_s_quants(block: &[u8; 82], g: usize) -> Quants32 {
 /// Group `g` of an `IQ3_XXS` block, unscaled.
 #[inline]
 pub fn iq3_xxs_quants(block: &[u8; 98], g: usize) -> Quants32 {
-    let entry = |k: usize| grid::IQ3_XXS[usize::from(block[2 + 8 * g + k])];
-    Quants32 {
-        bytes: std::array::from_fn(|pair| two(entry(2 * pair), entry(2 * pair + 1))),
-        signs: even_signs(word(block, 66 + 4 * g)),
-    }
+    iq3_xxs_indices(block, g).quants(&grid::IQ3_XXS_ENTRIES)
 }
 
 /// Group `g` of an `IQ3_S` block, unscaled.
 #[inline]
 pub fn iq3_s_quants(block: &[u8; 110], g: usize) -> Quants32 {
-    let high = usize::from(block[66 + g]);
-    let index = |k: usize| usize::from(block[2 + 8 * g + k]) | (high >> k & 1) << 8;
-    let entry = |k: usize| grid::IQ3_S[index(k)];
-    Quants32 {
-        bytes: std::array::from_fn(|pair| two(entry(2 * pair), entry(2 * pair + 1))),
+    iq3_s_indices(block, g).quants(&grid::IQ3_S_ENTRIES)
+}
+
+/// Eight indices into a grid whose entries are four values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FourIndices {
+    /// Their low bytes, the first in the lowest bits.
+    pub low: u64,
+    /// Bit `k` is the ninth bit of index `k`.
+    pub high: u8,
+    /// Bit `i` is set where value `i` is negated.
+    pub signs: u32,
+}
+
+impl FourIndices {
+    /// The entries that they stand for.
+    #[inline]
+    pub fn quants<const N: usize>(self, grid: &[u32; N]) -> Quants32 {
+        let index = |k: usize| (self.low >> (8 * k)) & 255 | (u64::from(self.high) >> k & 1) << 8;
+        let entry = |k: usize| grid[index(k) as usize % N];
+        Quants32 {
+            bytes: std::array::from_fn(|pair| two(entry(2 * pair), entry(2 * pair + 1))),
+            signs: self.signs,
+        }
+    }
+}
+
+/// The indices of group `g` of an `IQ3_XXS` block.
+#[inline]
+pub fn iq3_xxs_indices(block: &[u8; 98], g: usize) -> FourIndices {
+    FourIndices {
+        low: two_words(block, 2 + 8 * g),
+        high: 0,
+        signs: even_signs(word(block, 66 + 4 * g)),
+    }
+}
+
+/// The indices of group `g` of an `IQ3_S` block.
+#[inline]
+pub fn iq3_s_indices(block: &[u8; 110], g: usize) -> FourIndices {
+    FourIndices {
+        low: two_words(block, 2 + 8 * g),
+        high: block[66 + g],
         signs: word(block, 74 + 4 * g),
     }
 }
@@ -242,6 +276,13 @@ fn word(block: &[u8], at: usize) -> u32 {
     block[at..]
         .first_chunk()
         .map_or(0, |word| u32::from_le_bytes(*word))
+}
+
+#[inline]
+fn two_words(block: &[u8], at: usize) -> u64 {
+    block[at..]
+        .first_chunk()
+        .map_or(0, |words| u64::from_le_bytes(*words))
 }
 
 #[inline]

@@ -17,13 +17,16 @@ mod plain;
 mod quantize;
 
 pub use dequantize::dequantize;
-pub use few_bits::{q1_0_quants, q2_0_quants, tq1_0_quants};
+pub use few_bits::{q1_0_quants, q2_0_quants, tq1_0_digits, tq1_0_quants};
 pub use format::BlockFormat;
-pub use grid::Quants32;
+pub use grid::{
+    IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_ENTRIES, IQ3_S_GRID, IQ3_XXS_ENTRIES,
+    IQ3_XXS_GRID, PackedGrid, Quants32,
+};
 pub use iq_grid::{
-    iq1_m_quants, iq1_m_scales, iq1_s_quants, iq1_s_scales, iq2_s_quants, iq2_scales,
-    iq2_xs_quants, iq2_xxs_quants, iq2_xxs_scales, iq3_s_quants, iq3_s_scales, iq3_xxs_quants,
-    iq3_xxs_scales,
+    FourIndices, iq1_m_quants, iq1_m_scales, iq1_s_quants, iq1_s_scales, iq2_s_quants, iq2_scales,
+    iq2_xs_quants, iq2_xxs_quants, iq2_xxs_scales, iq3_s_indices, iq3_s_quants, iq3_s_scales,
+    iq3_xxs_indices, iq3_xxs_quants, iq3_xxs_scales,
 };
 pub use iq4::{IQ4_VALUES, iq4_xs_scales};
 pub use k_quants::{q3_k_scales, q4_k_scales};

@@ -14,9 +14,9 @@ static IQ2_S: LazyLock<GridFormat> = LazyLock::new(|| iq2(&grid::IQ2_S, SideBits
 static IQ3_XXS: LazyLock<GridFormat> = LazyLock::new(|| GridFormat {
     side_bits: SideBits::EvenSigns,
     unit: 0.25,
-    ..iq3(&grid::IQ3_XXS)
+    ..iq3(&grid::IQ3_XXS_ENTRIES)
 });
-static IQ3_S: LazyLock<GridFormat> = LazyLock::new(|| iq3(&grid::IQ3_S));
+static IQ3_S: LazyLock<GridFormat> = LazyLock::new(|| iq3(&grid::IQ3_S_ENTRIES));
 
 static IQ1_S: LazyLock<GridFormat> = LazyLock::new(|| iq1(SideBits::ShiftOfGroup, 32));
 static IQ1_M: LazyLock<GridFormat> = LazyLock::new(|| iq1(SideBits::Shift, 16));

@@ -170,7 +170,9 @@ mod tests {
             grid::IQ2_S.iter().map(|e| e.to_le_bytes().map(|b| b as i8)),
         );
         let fours = GridSearch::<4, 8, 8>::new(
-            grid::IQ3_S.iter().map(|e| e.to_le_bytes().map(|b| b as i8)),
+            grid::IQ3_S_ENTRIES
+                .iter()
+                .map(|e| e.to_le_bytes().map(|b| b as i8)),
         );
         let mut state = 1u32;
         let mut next = || {

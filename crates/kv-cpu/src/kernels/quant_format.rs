@@ -6,15 +6,16 @@
 //! super-blocks by [`block_scales`].
 
 use kv_block::{
-    IQ4_VALUES, MXFP4_VALUES, iq1_m_quants, iq1_s_quants, iq2_s_quants, iq2_xs_quants,
-    iq2_xxs_quants, iq3_s_quants, iq3_xxs_quants, q1_0_quants, q2_0_quants, tq1_0_quants,
+    IQ3_S_ENTRIES, IQ3_XXS_ENTRIES, IQ4_VALUES, MXFP4_VALUES, iq1_m_quants, iq1_s_quants,
+    iq2_s_quants, iq2_xs_quants, iq2_xxs_quants, iq3_s_indices, iq3_xxs_indices, q1_0_quants,
+    q2_0_quants, tq1_0_digits,
 };
 
 use super::gemm::block_scales::{self, BlockScales};
 use super::gemm::{Layout, SIGNED};
 use super::unpack::{
-    Quants, bit, fives, high_bits, less, load16, load32, lookup, negated, nibble, nibbles, signed,
-    signed_fives, two_bits,
+    Quants, bit, digits, fives, fours, high_bits, less, load16, load32, lookup, negated, nibble,
+    nibbles, signed, signed_fives, two_bits,
 };
 use crate::operands::SUPER_BLOCK;
 
@@ -169,15 +170,18 @@ format!(Iq2S, 82: SuperHalves, 8 bits, 128, block_scales::iq2_halves,
     (b, g) => negated(iq2_s_quants(b, g)));
 format!(Iq3Xxs, 98: Supers, 8 bits, 128, block_scales::iq3_xxs,
     { const LARGEST: usize = 62; const UNIT: f32 = 0.25; };
-    (b, g) => negated(iq3_xxs_quants(b, g)));
+    (b, g) => fours(&IQ3_XXS_ENTRIES, iq3_xxs_indices(b, g)));
 format!(Iq3S, 110: Supers, 5 bits, 16, block_scales::iq3_s;
-    (b, g) => negated(iq3_s_quants(b, g)));
+    (b, g) => fours(&IQ3_S_ENTRIES, iq3_s_indices(b, g)));
 format!(Iq1S, 50: Supers, 5 bits, 16, block_scales::iq1_s, { const UNIT: f32 = 0.125; };
     (b, g) => less(negated(iq1_s_quants(b, g)), 16));
 format!(Iq1M, 56: SuperHalves, 5 bits, 16, block_scales::iq1_m, { const UNIT: f32 = 0.125; };
     (b, g) => less(negated(iq1_m_quants(b, g)), 16));
 format!(Tq1_0, 54: Supers, 2 bits, 1, block_scales::tq1_0;
-    (b, g) => less(load32(&tq1_0_quants(b, g), 0), 1));
+(b, g) => {
+    let (bytes, powers) = tq1_0_digits(b, g);
+    less(digits(load32(&bytes, 0), load32(&powers, 0)), 1)
+});
 // A 3 that no encoder writes stands for 2.
 format!(Tq2_0, 66: Supers, 2 bits, 1, block_scales::tq2_0, { const LARGEST: usize = 2; };
     (b, g) => less(two_bits(load32(b, 32 * (g / 4)), g % 4), 1));

@@ -129,7 +129,7 @@ unsafe fn by_group<F: QuantFormat<BYTES>, const BYTES: usize>(factors: __m128i) 
 /// The sums over the lanes of eight registers.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn add_lanes_8([a, b, c, d, e, f, g, h]: [__m256i; ROWS]) -> __m256i {
+pub(in crate::kernels) fn add_lanes_8([a, b, c, d, e, f, g, h]: [__m256i; ROWS]) -> __m256i {
     let (low, high) = (
         add_half_lanes_4([a, b, c, d]),
         add_half_lanes_4([e, f, g, h]),

@@ -6,8 +6,8 @@
 pub(crate) mod attend;
 pub(in crate::kernels) mod dot;
 mod float;
-mod gemv;
-mod matmul;
+pub(in crate::kernels) mod gemv;
+pub(in crate::kernels) mod matmul;
 mod min_correction;
 mod quantize;
 pub(in crate::kernels) mod unpack;

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use half::f16;
-use kv_block::{IQ4_VALUES, Quants32};
+use kv_block::{FourIndices, IQ4_VALUES, Quants32};
 
 /// 32 quants.
 pub(in crate::kernels) type Quants = __m256i;
@@ -104,6 +104,46 @@ pub(in crate::kernels) fn negated(quants: Quants32) -> __m256i {
     let [a, b, c, d] = quants.bytes.map(|bytes| bytes as i64);
     let (bytes, mask) = (_mm256_setr_epi64x(a, b, c, d), bit_mask(quants.signs));
     _mm256_sub_epi8(_mm256_xor_si256(bytes, mask), mask)
+}
+
+/// The values of eight entries of a grid, negated or not.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::kernels) fn fours<const N: usize>(grid: &[u32; N], indices: FourIndices) -> __m256i {
+    const { assert!(N == 256 || N == 512) };
+    let low = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(indices.low as i64));
+    let shifts = _mm256_setr_epi32(8, 7, 6, 5, 4, 3, 2, 1);
+    let high = _mm256_sllv_epi32(_mm256_set1_epi32(indices.high.into()), shifts);
+    let high = _mm256_and_si256(high, _mm256_set1_epi32(N as i32 - 256));
+    let mut at = [0u32; 8];
+    // SAFETY: 32 writable bytes; the store needs no alignment.
+    unsafe { _mm256_storeu_si256(at.as_mut_ptr().cast(), _mm256_or_si256(low, high)) };
+    // SAFETY: of eight bits, or of nine where there are so many entries.
+    let entry = |k: usize| unsafe { *grid.get_unchecked(at[k] as usize) as i32 };
+    let (a, b, c, d) = (entry(0), entry(1), entry(2), entry(3));
+    let bytes = _mm256_setr_epi32(a, b, c, d, entry(4), entry(5), entry(6), entry(7));
+    let mask = bit_mask(indices.signs);
+    _mm256_sub_epi8(_mm256_xor_si256(bytes, mask), mask)
+}
+
+/// The first digits to base three of bytes times powers of three.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::kernels) fn digits(bytes: __m256i, powers: __m256i) -> __m256i {
+    let low_bytes = _mm256_set1_epi16(255);
+    let first = |products: __m256i| {
+        let products = _mm256_and_si256(products, low_bytes);
+        _mm256_mullo_epi16(products, _mm256_set1_epi16(3))
+    };
+    let even = first(_mm256_mullo_epi16(bytes, powers));
+    let odd = first(_mm256_mullo_epi16(
+        _mm256_srli_epi16::<8>(bytes),
+        _mm256_srli_epi16::<8>(powers),
+    ));
+    _mm256_or_si256(
+        _mm256_srli_epi16::<8>(even),
+        _mm256_andnot_si256(low_bytes, odd),
+    )
 }
 
 /// All bits of byte `i` set where bit `i` is.

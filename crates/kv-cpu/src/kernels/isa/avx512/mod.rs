@@ -13,6 +13,7 @@ mod float;
 mod gemm_pairs;
 mod gemm_skinny;
 mod gemv;
+mod grids;
 mod matmul;
 mod pack;
 mod packed_float;

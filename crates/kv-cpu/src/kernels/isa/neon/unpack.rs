@@ -3,7 +3,7 @@
 use std::arch::aarch64::*;
 
 use half::f16;
-use kv_block::{IQ4_VALUES, Quants32};
+use kv_block::{FourIndices, IQ4_VALUES, Quants32};
 
 use super::vector::{f16_to_f32, transpose_4x4};
 use crate::kernels::gemm::unpack_panel::Interleave;
@@ -127,6 +127,26 @@ pub(in crate::kernels) fn negated(quants: Quants32) -> Bytes {
         vsubq_u8(veorq_u8(bytes[0], masks[0]), masks[0]),
         vsubq_u8(veorq_u8(bytes[1], masks[1]), masks[1]),
     ]
+}
+
+/// The values of eight entries of a grid, negated or not.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(in crate::kernels) fn fours<const N: usize>(grid: &[u32; N], indices: FourIndices) -> Bytes {
+    negated(indices.quants(grid))
+}
+
+/// The first digits to base three of bytes times powers of three.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(in crate::kernels) fn digits(bytes: Bytes, powers: Bytes) -> Bytes {
+    let three = vdupq_n_u8(3);
+    std::array::from_fn(|half| {
+        let products = vmulq_u8(bytes[half], powers[half]);
+        let low = vshrn_n_u16::<8>(vmull_u8(vget_low_u8(products), vget_low_u8(three)));
+        let high = vshrn_n_u16::<8>(vmull_high_u8(products, three));
+        vcombine_u8(low, high)
+    })
 }
 
 /// The same, less 16.
