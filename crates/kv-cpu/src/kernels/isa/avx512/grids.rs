@@ -3,8 +3,8 @@
 //!
 //! An entry is a number of 16 bits, its values' levels. Its bytes come from two tables of as many
 //! bytes as the grid has entries, by `vpermi2b` over 128 of them and a choice by the bits above;
-//! `vpmultishiftqb` takes the levels apart, and a shuffle makes values of them. Where a block has 32
-//! indices, those of two rows are looked up together.
+//! `vpmultishiftqb` takes the levels apart, and a shuffle makes values of them. Where a block has
+//! 32 indices, those of two rows are looked up together.
 //!
 //! Invariant: the additions of [`gemm::tile`](crate::kernels::gemm::tile), in its order; everything
 //! within a super-block is exact. Generic over the format ([`GridFormat`]).
@@ -250,7 +250,8 @@ fn codes<F: GridFormat<BYTES, N>, const BYTES: usize, const N: usize>(
     ]
 }
 
-/// The bytes of a table of at most 1024 that 64 indices stand for: low bytes, and their bits 8 and 9.
+/// The bytes of a table of at most 1024 that 64 indices stand for: their low bytes, and their bits
+/// 8 and 9.
 #[inline]
 #[target_feature(
     enable = "avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni"

@@ -1,7 +1,8 @@
 //! Products of weight rows with activations on AVX-512: GEMV for one token, skinny GEMM for up to
 //! [`MAX_SKINNY_TOKENS`], GEMM by panels for more.
 //!
-//! Packed rows have kernels of their own for each of these. Stored rows take AVX2's GEMV and panels
+//! Packed rows have kernels of their own for each of these. Stored rows take the GEMV of grids or
+//! AVX2's, and panels
 //! unpacked eight rows at a time. Knows neither formats nor instructions.
 
 use std::ops::Range;

@@ -1,7 +1,8 @@
 //! The tables for x86-64 with AVX-512 and VNNI, with and without dot products of BF16.
 //!
 //! They pack weights: sixteen rows interleaved, one in each lane ([`pack`]), and floats in thirteen
-//! bits where that loses nothing ([`packed_float`]). Stored weights take AVX2's GEMV. Sums over
+//! bits where that loses nothing ([`packed_float`]). Stored weights take AVX2's GEMV, but those of
+//! grids where there is VBMI ([`grids`]). Sums over
 //! lanes are AVX2's too, so that every instruction set of x86-64 gives the same bits and the same
 //! text. A table must only be handed out where its [`Isa`] is available.
 
