@@ -2,8 +2,7 @@
 //! [`MAX_SKINNY_TOKENS`], GEMM by panels for more.
 //!
 //! Packed rows have kernels of their own for each of these. Stored rows take the GEMV of grids or
-//! AVX2's, and panels
-//! unpacked eight rows at a time. Knows neither formats nor instructions.
+//! AVX2's, and panels unpacked eight rows at a time. Knows neither formats nor instructions.
 
 use std::ops::Range;
 

@@ -2,9 +2,9 @@
 //!
 //! They pack weights: sixteen rows interleaved, one in each lane ([`pack`]), and floats in thirteen
 //! bits where that loses nothing ([`packed_float`]). Stored weights take AVX2's GEMV, but those of
-//! grids where there is VBMI ([`grids`]). Sums over
-//! lanes are AVX2's too, so that every instruction set of x86-64 gives the same bits and the same
-//! text. A table must only be handed out where its [`Isa`] is available.
+//! grids where there is VBMI ([`grids`]). Sums over lanes are AVX2's too, so that every instruction
+//! set of x86-64 gives the same bits and the same text. A table must only be handed out where its
+//! [`Isa`] is available.
 
 pub(crate) mod attend;
 mod bf16;
