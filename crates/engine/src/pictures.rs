@@ -410,9 +410,11 @@ pub(crate) mod tests {
         assert_eq!(step(&run(4, &a), 4..10), (vec![true], 3));
         assert_eq!(tower.n_pieces, 18);
         // Others do not find it.
-        let (run, viewers) = ([run(4, &a)], Viewers::Alone(RequestId(1)));
-        let missing = tower.of_step(&run, viewers, 4..10, &mut Vec::new());
-        assert_eq!(missing.unwrap_err()[0].name(), a.name());
+        let run = [run(4, &a)];
+        for viewers in [Viewers::Alone(RequestId(1)), Viewers::Within(Salt(1))] {
+            let missing = tower.of_step(&run, viewers, 4..10, &mut Vec::new());
+            assert_eq!(missing.unwrap_err()[0].name(), a.name());
+        }
     }
 
     #[test]

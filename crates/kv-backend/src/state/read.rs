@@ -208,7 +208,9 @@ impl<'a> SavedState<'a> {
 pub(super) fn check_tokens(tokens: &[SeqTokens], n_vocab: u32) -> Result<(), StateError> {
     for tokens in tokens {
         let mut all = tokens.evaluated.iter().chain(&tokens.pending);
-        if let Some(&token) = all.find(|token| token.0 >= n_vocab) {
+        // Those of pictures are names of rows, which no vocabulary has.
+        let is_other = |token: &&kv_core::TokenId| token.0 >= n_vocab && !token.names_row();
+        if let Some(&token) = all.find(is_other) {
             let seq = tokens.seq;
             return Err(StateError::Token {
                 seq,
