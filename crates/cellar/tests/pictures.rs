@@ -272,7 +272,7 @@ fn a_text_about_pictures_goes_on_from_a_saved_state() {
         let all = [&known[asked.tokens.len()..], &text.tokens()[..n_left]].concat();
         let all: Vec<u32> = all.iter().map(|token| token.0).collect();
         assert_eq!(all, wanted, "{name}");
-        // A state has the point alone at which it was kept, behind the token that is computed again.
+        // A state has the point alone at which it was kept, behind what is computed again.
         if !WITH_STATES.contains(&name) {
             assert_eq!(text.usage().timings().prompt.n_tokens, 1, "{name}");
             let n_computed = restored.session().tower().unwrap().n_computed();
