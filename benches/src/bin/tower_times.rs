@@ -44,9 +44,10 @@ fn main() -> Result<(), Failure> {
     let patch = size("clip.vision.patch_size")? as usize;
     let side = size("clip.vision.image_size")? as usize / patch.max(1);
     let (rounds, n, threads) = (number(0, 5)?, number(1, 1)?, number(3, 1)?);
-    let side = Some(number(2, side)?)
-        .filter(|side| *side > 0)
-        .unwrap_or(side);
+    let side = match number(2, 0)? {
+        0 => side,
+        given => given,
+    };
     let backend = CpuBackend::new(CpuConfig {
         n_threads: NonZeroUsize::new(threads),
         ..CpuConfig::default()

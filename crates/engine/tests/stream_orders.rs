@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use kv_backend::CancelFlag;
 use loom::thread::{self, Thread};
+use thread_orders::in_all_orders;
 
 use frame::{EventKind, Frame};
 use pieces::TokenPiece;
@@ -47,63 +48,12 @@ mod frame {
 }
 /// Loom's, by the names of the module that both use.
 mod sync {
-    use std::sync::LockResult;
-    use std::time::Duration;
-
-    use loom::sync::WaitTimeoutResult;
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicUsize};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
-
-    /// Loom's has no `Debug`.
-    #[derive(Default)]
-    pub(crate) struct Condvar(loom::sync::Condvar);
-
-    impl std::fmt::Debug for Condvar {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("Condvar")
-        }
-    }
-
-    impl Condvar {
-        pub(crate) fn wait<'a, T>(
-            &self,
-            guard: MutexGuard<'a, T>,
-        ) -> LockResult<MutexGuard<'a, T>> {
-            self.0.wait(guard)
-        }
-
-        /// Loom's never times out.
-        pub(crate) fn wait_timeout<'a, T>(
-            &self,
-            guard: MutexGuard<'a, T>,
-            time: Duration,
-        ) -> LockResult<(MutexGuard<'a, T>, WaitTimeoutResult)> {
-            self.0.wait_timeout(guard, time)
-        }
-
-        pub(crate) fn notify_all(&self) {
-            self.0.notify_all();
-        }
-    }
+    pub(crate) use thread_orders::Condvar;
 }
+
 const FOR_EVER: Duration = Duration::from_secs(3600);
-
-/// Tries a model in all orders of threads with at most so many preemptions.
-fn in_all_orders(n_preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
-    // Not one of loom's: it counts all its runs.
-    let n_orders = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let counted = Arc::clone(&n_orders);
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(n_preemptions));
-    builder.check(move || {
-        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        model();
-    });
-    let n_orders = n_orders.load(std::sync::atomic::Ordering::Relaxed);
-    println!("{n_orders} orders");
-    // One that ends at once has looked at nothing.
-    assert!(n_orders > 1);
-}
 
 /// Wakes a thread that is parked, as an executor wakes a task.
 struct Unpark(Thread);
@@ -204,29 +154,16 @@ fn a_step_is_cancelled_only_when_all_its_texts_have_no_reader() {
     });
 }
 
-fn frame() -> Frame {
-    Frame {
-        number: 0,
-        at: Duration::ZERO,
-        occupancy: Default::default(),
-        running: Vec::new(),
-        waiting: Vec::new(),
-        cached: Vec::new(),
-        counters: Default::default(),
-        experts: None,
-    }
-}
-
 /// A service that does two things, and shows them where somebody watches, or when it is idle.
 fn serve(hub: &WatchHub) {
     for request in [0, 1].map(cellar_scheduler::RequestId) {
         hub.set_stale();
         hub.record(Duration::ZERO, EventKind::FirstToken { request });
         if hub.is_watched() {
-            hub.publish(frame());
+            hub.publish(Frame::default());
         }
     }
-    hub.publish(frame());
+    hub.publish(Frame::default());
     hub.end();
 }
 

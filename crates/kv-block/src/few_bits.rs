@@ -50,8 +50,7 @@ pub fn q2_0_quants(block: &[u8; 18], g: usize) -> Quants32 {
 }
 
 /// Group `g` of 32 values of a `TQ1_0` block, plus 1.
-#[inline]
-pub fn tq1_0_quants(block: &[u8; 54], g: usize) -> [u8; 32] {
+fn tq1_0_quants(block: &[u8; 54], g: usize) -> [u8; 32] {
     let (bytes, powers) = tq1_0_digits(block, g);
     std::array::from_fn(|i| ((u16::from(bytes[i].wrapping_mul(powers[i])) * 3) >> 8) as u8)
 }

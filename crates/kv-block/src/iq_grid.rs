@@ -64,18 +64,6 @@ pub fn iq2_s_quants(block: &[u8; 82], g: usize) -> Quants32 {
     }
 }
 
-/// Group `g` of an `IQ3_XXS` block, unscaled.
-#[inline]
-pub fn iq3_xxs_quants(block: &[u8; 98], g: usize) -> Quants32 {
-    iq3_xxs_indices(block, g).quants(&grid::IQ3_XXS_ENTRIES)
-}
-
-/// Group `g` of an `IQ3_S` block, unscaled.
-#[inline]
-pub fn iq3_s_quants(block: &[u8; 110], g: usize) -> Quants32 {
-    iq3_s_indices(block, g).quants(&grid::IQ3_S_ENTRIES)
-}
-
 /// Eight indices into a grid whose entries are four values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FourIndices {
@@ -145,41 +133,44 @@ pub fn iq1_m_quants(block: &[u8; 56], g: usize) -> Quants32 {
 /// The odd numbers that scale the eight groups of an `IQ2_XXS` block.
 #[inline]
 pub fn iq2_xxs_scales(block: &[u8; 66]) -> [i8; 8] {
-    std::array::from_fn(|g| odd(block[9 + 8 * g] >> 4))
+    odd(upper_nibbles(std::array::from_fn(|g| block[9 + 8 * g])))
 }
 
 /// The odd numbers that scale the sixteen half groups of an `IQ2_XS` or `IQ2_S` block, whose last
 /// eight bytes they are.
 #[inline]
 pub fn iq2_scales(scales: [u8; 8]) -> [i8; 16] {
-    std::array::from_fn(|i| odd(scales[i / 2] >> (4 * (i % 2)) & 15))
+    odd_sixteen(nibbles(word(&scales, 0)), nibbles(word(&scales, 4)))
 }
 
 /// The odd numbers that scale the eight groups of an `IQ3_XXS` block.
 #[inline]
 pub fn iq3_xxs_scales(block: &[u8; 98]) -> [i8; 8] {
-    std::array::from_fn(|g| odd(block[69 + 4 * g] >> 4))
+    odd(upper_nibbles(std::array::from_fn(|g| block[69 + 4 * g])))
 }
 
 /// The odd numbers that scale the eight groups of an `IQ3_S` block.
 #[inline]
 pub fn iq3_s_scales(block: &[u8; 110]) -> [i8; 8] {
-    std::array::from_fn(|g| odd(block[106 + g / 2] >> (4 * (g % 2)) & 15))
+    odd(nibbles(word(block, 106)))
 }
 
 /// The odd numbers that scale the eight groups of an `IQ1_S` block.
 #[inline]
 pub fn iq1_s_scales(block: &[u8; 50]) -> [i8; 8] {
-    std::array::from_fn(|g| odd(block[35 + 2 * g] >> 4 & 7))
+    odd(upper_nibbles(std::array::from_fn(|g| block[35 + 2 * g])) & (7 * ONES))
 }
 
 /// The bits of `d`, and the odd numbers that scale the sixteen half groups of an `IQ1_M` block.
 #[inline]
 pub fn iq1_m_scales(block: &[u8; 56]) -> (u16, [i8; 16]) {
-    let words: [u16; 4] = std::array::from_fn(|i| half_word(block, 48 + 2 * i));
-    let d = (0..4).fold(0, |d, i| d | (words[i] >> 12) << (4 * i));
-    let scale = |i: usize| odd((words[i / 4] >> (3 * (i % 4)) & 7) as u8);
-    (d, std::array::from_fn(scale))
+    let words: [u32; 4] = std::array::from_fn(|i| half_word(block, 48 + 2 * i).into());
+    let [a, b, c, e] = words;
+    let d = a >> 12 | (b >> 12) << 4 | (c >> 12) << 8 | (e >> 12) << 12;
+    // Four times three bits, as bytes.
+    let four = |x: u32| x & 7 | (x & 0o70) << 5 | (x & 0o700) << 10 | (x & 0o7000) << 15;
+    let scales = odd_sixteen(two(four(a), four(b)), two(four(c), four(e)));
+    (d as u16, scales)
 }
 
 /// `IQ2_XXS`: 66 bytes.
@@ -212,7 +203,11 @@ pub(super) fn decode_iq3_xxs(block: &[u8; 98], values: &mut [f32; 256]) {
     let (unit, scales) = (half_at([block[0], block[1]]) / 4.0, iq3_xxs_scales(block));
     decode(
         values,
-        |g| iq3_xxs_quants(block, g).values(0),
+        |g| {
+            iq3_xxs_indices(block, g)
+                .quants(&grid::IQ3_XXS_ENTRIES)
+                .values(0)
+        },
         unit,
         &scales,
     );
@@ -221,7 +216,16 @@ pub(super) fn decode_iq3_xxs(block: &[u8; 98], values: &mut [f32; 256]) {
 /// `IQ3_S`: 110 bytes.
 pub(super) fn decode_iq3_s(block: &[u8; 110], values: &mut [f32; 256]) {
     let (unit, scales) = (half_at([block[0], block[1]]), iq3_s_scales(block));
-    decode(values, |g| iq3_s_quants(block, g).values(0), unit, &scales);
+    decode(
+        values,
+        |g| {
+            iq3_s_indices(block, g)
+                .quants(&grid::IQ3_S_ENTRIES)
+                .values(0)
+        },
+        unit,
+        &scales,
+    );
 }
 
 /// `IQ1_S`: 50 bytes.
@@ -249,8 +253,35 @@ fn decode(values: &mut [f32; 256], quants: impl Fn(usize) -> [i8; 32], unit: f32
     }
 }
 
-fn odd(scale: u8) -> i8 {
-    2 * scale as i8 + 1
+// Eight bytes at once: byte by byte, compilers make long detours of these.
+
+/// Twice each byte, which is below 64, and 1.
+#[inline]
+fn odd(numbers: u64) -> [i8; 8] {
+    (numbers << 1 | ONES).to_le_bytes().map(|byte| byte as i8)
+}
+
+/// The same of the first eight and of the others.
+#[inline]
+fn odd_sixteen(first: u64, others: u64) -> [i8; 16] {
+    let numbers = u128::from(others) << 64 | u128::from(first);
+    let ones = u128::from_le_bytes([1; 16]);
+    (numbers << 1 | ones).to_le_bytes().map(|byte| byte as i8)
+}
+
+/// The upper nibbles of bytes.
+#[inline]
+fn upper_nibbles(of: [u8; 8]) -> u64 {
+    (u64::from_le_bytes(of) >> 4) & (15 * ONES)
+}
+
+/// Nibbles, a byte each.
+#[inline]
+fn nibbles(packed: u32) -> u64 {
+    let fours = u64::from(packed);
+    let fours = (fours | fours << 16) & 0x0000_ffff_0000_ffff;
+    let twos = (fours | fours << 8) & 0x00ff_00ff_00ff_00ff;
+    (twos | twos << 4) & (15 * ONES)
 }
 
 /// What is added to each byte of a grid's entry; none overflows, as they are 8, 16 or 24.

@@ -17,7 +17,7 @@ mod plain;
 mod quantize;
 
 pub use dequantize::dequantize;
-pub use few_bits::{q1_0_quants, q2_0_quants, tq1_0_digits, tq1_0_quants};
+pub use few_bits::{q1_0_quants, q2_0_quants, tq1_0_digits};
 pub use format::BlockFormat;
 pub use grid::{
     IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_ENTRIES, IQ3_S_GRID, IQ3_XXS_ENTRIES,
@@ -25,8 +25,8 @@ pub use grid::{
 };
 pub use iq_grid::{
     FourIndices, iq1_m_quants, iq1_m_scales, iq1_s_quants, iq1_s_scales, iq2_s_quants, iq2_scales,
-    iq2_xs_quants, iq2_xxs_quants, iq2_xxs_scales, iq3_s_indices, iq3_s_quants, iq3_s_scales,
-    iq3_xxs_indices, iq3_xxs_quants, iq3_xxs_scales,
+    iq2_xs_quants, iq2_xxs_quants, iq2_xxs_scales, iq3_s_indices, iq3_s_scales, iq3_xxs_indices,
+    iq3_xxs_scales,
 };
 pub use iq4::{IQ4_VALUES, iq4_xs_scales};
 pub use k_quants::{q3_k_scales, q4_k_scales};

@@ -12,6 +12,7 @@ use std::time::Duration;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering};
+use thread_orders::in_all_orders;
 
 #[path = "../src/team.rs"]
 #[allow(dead_code)] // what the backend asks of it besides
@@ -60,23 +61,6 @@ mod kernels {
 
 mod storage {
     pub(crate) const LINE: usize = 64;
-}
-
-/// Tries a model in all orders of threads with at most so many preemptions.
-fn in_all_orders(n_preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
-    // Not one of loom's: it counts all its runs.
-    let n_orders = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let counted = std::sync::Arc::clone(&n_orders);
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(n_preemptions));
-    builder.check(move || {
-        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        model();
-    });
-    let n_orders = n_orders.load(std::sync::atomic::Ordering::Relaxed);
-    println!("{n_orders} orders");
-    // One that ends at once has looked at nothing.
-    assert!(n_orders > 1);
 }
 
 /// A team whose helpers sleep as soon as there is nothing to do.

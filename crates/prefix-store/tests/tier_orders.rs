@@ -14,6 +14,7 @@ use cellar_prefix_store::{
     GroupName, GroupStore, Job, JobId, Kept, MIN_SECRET, Outcome, SealedPayload, StoreError,
     StoreKey,
 };
+use thread_orders::in_all_orders;
 
 #[path = "../src/tier/mod.rs"]
 #[allow(dead_code, unreachable_pub)] // what the engine alone asks of it
@@ -46,80 +47,9 @@ mod store {
 
 /// Loom's, by the names of the module that the tier uses.
 mod sync {
-    use std::sync::LockResult;
-    use std::time::Duration;
-
-    use loom::sync::WaitTimeoutResult;
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use loom::thread::{Builder as ThreadBuilder, JoinHandle};
-
-    #[derive(Debug)]
-    pub(crate) struct Condvar(loom::sync::Condvar);
-
-    type Waited<'a, T> = LockResult<(MutexGuard<'a, T>, WaitTimeoutResult)>;
-
-    impl Condvar {
-        pub(crate) fn new() -> Self {
-            Self(loom::sync::Condvar::new())
-        }
-
-        pub(crate) fn wait<'a, T>(
-            &self,
-            guard: MutexGuard<'a, T>,
-        ) -> LockResult<MutexGuard<'a, T>> {
-            self.0.wait(guard)
-        }
-
-        /// Loom's never times out.
-        pub(crate) fn wait_timeout<'a, T>(
-            &self,
-            guard: MutexGuard<'a, T>,
-            time: Duration,
-        ) -> Waited<'a, T> {
-            self.0.wait_timeout(guard, time)
-        }
-
-        /// The one that loom does not have.
-        pub(crate) fn wait_timeout_while<'a, T>(
-            &self,
-            mut guard: MutexGuard<'a, T>,
-            time: Duration,
-            mut is_waiting: impl FnMut(&mut T) -> bool,
-        ) -> LockResult<(MutexGuard<'a, T>, bool)> {
-            while is_waiting(&mut guard) {
-                guard = match self.0.wait_timeout(guard, time) {
-                    Ok((guard, _)) => guard,
-                    Err(error) => error.into_inner().0,
-                };
-            }
-            Ok((guard, false))
-        }
-
-        pub(crate) fn notify_one(&self) {
-            self.0.notify_one();
-        }
-
-        pub(crate) fn notify_all(&self) {
-            self.0.notify_all();
-        }
-    }
-}
-
-/// Tries a model in all orders of threads with at most so many preemptions.
-fn in_all_orders(n_preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
-    // Not one of loom's: it counts all its runs.
-    let n_orders = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let counted = Arc::clone(&n_orders);
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(n_preemptions));
-    builder.check(move || {
-        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        model();
-    });
-    let n_orders = n_orders.load(std::sync::atomic::Ordering::Relaxed);
-    println!("{n_orders} orders");
-    // One that ends at once has looked at nothing.
-    assert!(n_orders > 1);
+    pub(crate) use thread_orders::Condvar;
 }
 
 /// A store in memory, which all of its handles share.

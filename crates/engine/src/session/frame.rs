@@ -15,7 +15,7 @@ use kv_core::{SeqId, TokenId};
 use super::config::ExcerptLen;
 
 /// The memory and the requests of a service at one moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
     /// Frames before it.
     pub number: u64,

@@ -15,9 +15,9 @@ use super::stream::{TextSender, TextStream, Usage};
 use crate::completion::FinishReason;
 
 #[derive(Default)]
-struct Woken(AtomicUsize);
+struct WakeCount(AtomicUsize);
 
-impl Wake for Woken {
+impl Wake for WakeCount {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
@@ -34,7 +34,7 @@ fn a_task_that_polls_is_woken_by_each_piece_and_by_the_end() {
         };
         sender.push(vec![piece], Usage::default());
     };
-    let woken = Arc::new(Woken::default());
+    let woken = Arc::new(WakeCount::default());
     let waker = Waker::from(Arc::clone(&woken));
     let poll = |stream: &mut TextStream| stream.poll_piece(&mut Context::from_waker(&waker));
     let times = || woken.0.load(Ordering::SeqCst);
@@ -68,7 +68,7 @@ fn a_task_that_polls_is_woken_by_each_piece_and_by_the_end() {
 #[test]
 fn a_task_learns_that_the_service_has_gone() {
     let (sender, mut stream) = TextSender::new(RequestId(0), &Arc::default(), None);
-    let woken = Arc::new(Woken::default());
+    let woken = Arc::new(WakeCount::default());
     let waker = Waker::from(Arc::clone(&woken));
     let mut cx = Context::from_waker(&waker);
     assert!(stream.poll_piece(&mut cx).is_pending());

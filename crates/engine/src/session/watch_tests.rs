@@ -12,19 +12,6 @@ use cellar_scheduler::RequestId;
 use super::frame::{EventKind, Frame};
 use super::watch::{MAX_EVENTS, WatchHub};
 
-fn frame() -> Frame {
-    Frame {
-        number: 0,
-        at: Duration::ZERO,
-        occupancy: Default::default(),
-        running: Vec::new(),
-        waiting: Vec::new(),
-        cached: Vec::new(),
-        counters: Default::default(),
-        experts: None,
-    }
-}
-
 fn record(hub: &WatchHub, n: u64) {
     for request in (0..n).map(RequestId) {
         hub.record(Duration::ZERO, EventKind::FirstToken { request });
@@ -34,14 +21,14 @@ fn record(hub: &WatchHub, n: u64) {
 #[test]
 fn a_slow_watcher_sees_the_newest_frame_and_what_was_lost() {
     let hub = Arc::new(WatchHub::default());
-    hub.publish(frame());
+    hub.publish(Frame::default());
     let mut watcher = hub.watch(0);
     let first = watcher.next_update_within(Duration::ZERO).unwrap();
     assert_eq!((first.frame.number, first.events.len()), (0, 0));
     assert!(watcher.next_update_within(Duration::ZERO).is_none());
     record(&hub, MAX_EVENTS as u64 + 3);
     assert!(watcher.next_update_within(Duration::ZERO).is_none());
-    (0..3).for_each(|_| hub.publish(frame()));
+    (0..3).for_each(|_| hub.publish(Frame::default()));
     let second = watcher.next_update_within(Duration::ZERO).unwrap();
     assert_eq!((second.frame.number, second.n_lost), (3, 3));
     assert_eq!(second.events.len(), MAX_EVENTS);
@@ -62,7 +49,7 @@ fn events_come_with_a_frame_that_was_made_after_them() {
     let hub = Arc::new(WatchHub::default());
     let mut watcher = hub.watch(0);
     record(&hub, 2);
-    hub.publish(frame());
+    hub.publish(Frame::default());
     record(&hub, 3);
     let mut seen = || {
         let update = watcher.next_update_within(Duration::ZERO).unwrap();
@@ -70,13 +57,13 @@ fn events_come_with_a_frame_that_was_made_after_them() {
         (numbers, update.next_event, update.n_lost)
     };
     assert_eq!(seen(), (vec![0, 1], 2, 0));
-    hub.publish(frame());
+    hub.publish(Frame::default());
     record(&hub, MAX_EVENTS as u64);
     // The three events of this frame were pushed out, and none after it is lost yet.
     assert_eq!(seen(), (vec![], 5, 3));
     // One that begins after the frame does not go back.
     let mut later = hub.watch(9);
-    hub.publish(frame());
+    hub.publish(Frame::default());
     let update = later.next_update_within(Duration::ZERO).unwrap();
     assert_eq!(update.events[0].number, 9);
     assert_eq!(update.next_event, MAX_EVENTS as u64 + 5);
@@ -85,11 +72,11 @@ fn events_come_with_a_frame_that_was_made_after_them() {
 #[test]
 fn an_old_frame_is_not_shown_to_a_new_watcher() {
     let hub = Arc::new(WatchHub::default());
-    hub.publish(frame());
+    hub.publish(Frame::default());
     hub.set_stale();
     let mut watcher = hub.watch(0);
     assert!(watcher.next_update_within(Duration::ZERO).is_none());
-    hub.publish(frame());
+    hub.publish(Frame::default());
     assert!(watcher.next_update_within(Duration::ZERO).is_some());
     assert!(hub.is_watched());
     drop(watcher);

@@ -5,7 +5,10 @@
 //! nothing of quants.
 
 use half::f16;
-use kv_block::iq4_xs_scales;
+use kv_block::{
+    iq1_m_scales, iq1_s_scales, iq2_scales, iq2_xxs_scales, iq3_s_scales, iq3_xxs_scales,
+    iq4_xs_scales,
+};
 
 /// Scales and minima of one super-block: value = `scale · factor · quant − minimum · int_minimum`.
 #[derive(Clone, Copy)]
@@ -126,50 +129,35 @@ pub(in crate::kernels) fn iq4_xs(block: &[u8; 136]) -> BlockScales {
 
 #[inline(always)]
 pub(in crate::kernels) fn iq2_xxs(block: &[u8; 66]) -> BlockScales {
-    let four = |at: usize| upper_nibbles([9, 17, 25, 33].map(|byte| block[at + byte]));
-    of_odd(half(block, 0), eight(four(0), four(32)))
+    of_eight(half(block, 0), iq2_xxs_scales(block))
 }
 
 /// `IQ2_XS` and `IQ2_S`.
 #[inline(always)]
 pub(in crate::kernels) fn iq2_halves<const BYTES: usize>(block: &[u8; BYTES]) -> BlockScales {
-    let (low, high) = (word(block, BYTES - 8), word(block, BYTES - 4));
-    let factors = u128::from(nibbles(high)) << 64 | u128::from(nibbles(low));
-    of_odd(half(block, 0), factors)
+    let scales = block.last_chunk().copied().unwrap_or_default();
+    of_sixteen(half(block, 0), iq2_scales(scales))
 }
 
 #[inline(always)]
 pub(in crate::kernels) fn iq3_xxs(block: &[u8; 98]) -> BlockScales {
-    let four = |at: usize| upper_nibbles([69, 73, 77, 81].map(|byte| block[at + byte]));
-    of_odd(half(block, 0), eight(four(0), four(16)))
+    of_eight(half(block, 0), iq3_xxs_scales(block))
 }
 
 #[inline(always)]
 pub(in crate::kernels) fn iq3_s(block: &[u8; 110]) -> BlockScales {
-    of_odd(half(block, 0), nibbles(word(block, 106)).into())
+    of_eight(half(block, 0), iq3_s_scales(block))
 }
 
 #[inline(always)]
 pub(in crate::kernels) fn iq1_s(block: &[u8; 50]) -> BlockScales {
-    // Bits 12 to 14 of each number of 16 bits.
-    let four = |at: usize| upper_nibbles([35, 37, 39, 41].map(|byte| block[at + byte]));
-    let factors = eight(four(0) & bytes(7), four(8) & bytes(7));
-    of_odd(half(block, 0), factors)
+    of_eight(half(block, 0), iq1_s_scales(block))
 }
 
 #[inline(always)]
 pub(in crate::kernels) fn iq1_m(block: &[u8; 56]) -> BlockScales {
-    let (low, high) = (word(block, 48), word(block, 52));
-    let numbers = [low & 0xffff, low >> 16, high & 0xffff, high >> 16];
-    let scale =
-        numbers[0] >> 12 | numbers[1] >> 12 << 4 | numbers[2] >> 12 << 8 | numbers[3] >> 12 << 12;
-    // Four times three bits.
-    let four = |x: u32| x & 7 | (x & 0o70) << 5 | (x & 0o700) << 10 | (x & 0o7000) << 15;
-    let (first, second) = (
-        eight(four(numbers[0]), four(numbers[1])),
-        eight(four(numbers[2]), four(numbers[3])),
-    );
-    of_odd(f16::from_bits(scale as u16), second << 64 | first)
+    let (scale, factors) = iq1_m_scales(block);
+    of_sixteen(f16::from_bits(scale), factors)
 }
 
 #[inline(always)]
@@ -182,32 +170,6 @@ pub(in crate::kernels) fn tq2_0(block: &[u8; 66]) -> BlockScales {
     of_eight(half(block, 64), [1; 8])
 }
 
-/// The upper nibbles of four bytes, a byte each.
-#[inline(always)]
-fn upper_nibbles(of: [u8; 4]) -> u32 {
-    (u32::from_le_bytes(of) >> 4) & bytes(15)
-}
-
-/// Nibbles, a byte each.
-#[inline(always)]
-fn nibbles(packed: u32) -> u64 {
-    let fours = u64::from(packed);
-    let fours = (fours | fours << 16) & 0x0000_ffff_0000_ffff;
-    let twos = (fours | fours << 8) & 0x00ff_00ff_00ff_00ff;
-    (twos | twos << 4) & 0x0f0f_0f0f_0f0f_0f0f
-}
-
-/// Without minima, with the odd numbers that bytes below 64 stand for as factors.
-#[inline(always)]
-fn of_odd(scale: f16, numbers: u128) -> BlockScales {
-    BlockScales {
-        scale,
-        minimum: f16::ZERO,
-        factors: numbers << 1 | u128::from_le_bytes([1; 16]),
-        minima: 0,
-    }
-}
-
 /// Without minima, with a factor for each block.
 #[inline(always)]
 fn of_eight(scale: f16, factors: [i8; 8]) -> BlockScales {
@@ -216,6 +178,17 @@ fn of_eight(scale: f16, factors: [i8; 8]) -> BlockScales {
         scale,
         minimum: f16::ZERO,
         factors: factors.into(),
+        minima: 0,
+    }
+}
+
+/// The same with one for each half block.
+#[inline(always)]
+fn of_sixteen(scale: f16, factors: [i8; 16]) -> BlockScales {
+    BlockScales {
+        scale,
+        minimum: f16::ZERO,
+        factors: u128::from_le_bytes(factors.map(|factor| factor as u8)),
         minima: 0,
     }
 }

@@ -29,7 +29,7 @@ pub(in crate::kernels) trait Dot: Sized {
 }
 
 /// AVX2 alone: products are added in pairs of 16 bits, which saturate.
-pub(super) struct Maddubs;
+pub(in crate::kernels) struct Maddubs;
 
 impl Dot for Maddubs {
     const SIGNED_WIDE: bool = true;

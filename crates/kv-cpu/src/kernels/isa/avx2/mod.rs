@@ -7,7 +7,7 @@ pub(crate) mod attend;
 pub(in crate::kernels) mod dot;
 mod float;
 pub(in crate::kernels) mod gemv;
-pub(in crate::kernels) mod matmul;
+mod matmul;
 mod min_correction;
 mod quantize;
 pub(in crate::kernels) mod unpack;

@@ -16,7 +16,7 @@ use crate::kernels::gemm::tile_isa::TileIsa;
 use crate::kernels::gemm::unpack_panel::{Words, unpack_panel};
 use crate::kernels::gemv_stored;
 use crate::kernels::isa::avx2::dot::{Avx2Tile, VnniEvex};
-use crate::kernels::isa::{avx2, scalar};
+use crate::kernels::isa::scalar;
 use crate::kernels::quant_format::QuantFormat;
 use crate::kernels::{WeightLayout, WeightRows};
 use crate::operands::{Activations, Int8Row, Int8Rows};
@@ -84,13 +84,6 @@ pub(super) fn matmul(
         Activations::F32(values) => float::matmul(&weights, values, tokens, out),
         // Only where there are dot products of BF16.
         Activations::Bf16(_) => scalar::matmul::matmul(weights, acts, tokens, out),
-        // Compiled with AVX-512, the same look-ups of eight bytes take 1.7 times as long (Zen 4).
-        Activations::Int8(_)
-            if tokens.len() == 1
-                && matches!(weights.format, BlockFormat::IQ1_S | BlockFormat::IQ1_M) =>
-        {
-            avx2::matmul::matmul(weights, acts, tokens, out);
-        }
         Activations::Int8(rows) if tokens.len() == 1 => {
             let Some((row, out)) = weights.gemv_operands(&rows, tokens.start, out) else {
                 return;
@@ -164,11 +157,9 @@ fn matmul_one(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
         // SAFETY: this function has the features of `VnniEvex`.
         unsafe { gemv_stored::gemv::<Tile, F, ROWS, BYTES>(weights, acts, out) }
     }
-    // SAFETY: they are available where it says so.
-    if grids::are_available() && unsafe { grids::gemv(weights, acts, out) } {
-        return;
+    if !grids::gemv(weights, acts, out) {
+        for_format!(weights.format, gemv(weights, acts, out));
     }
-    for_format!(weights.format, gemv(weights, acts, out));
 }
 
 /// The function that unpacks stored rows of a format to panels, eight at a time.
